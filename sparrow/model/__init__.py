@@ -1,0 +1,1 @@
+"""The nouns and their rules: names, messages, topics, subscriptions, limits, errors."""

@@ -1,0 +1,351 @@
+"""The one registry of errors, shared by every surface.
+
+Three kinds of failure exist. A bug is an assertion. A fault of the world (a full disk, a lost
+connection) is reported by the shell that met it. A refused request is one of the classes below,
+raised before anything has changed.
+
+Every class has a stable ``code``, the HTTP status that carries it, and a hint: what to do next.
+A class is looked up by its code when an error arrives over a wire, so both ends raise the same type.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SparrowError(Exception):
+    """Root of everything Sparrow raises on purpose."""
+
+    code: ClassVar[str] = "SPARROW_ERROR"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = "See the broker's log for the cause."
+
+    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}] {self.hint}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form that travels over HTTP, TCP and in ``--json`` output."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "details": self.details,
+            "retryable": self.retryable,
+        }
+
+
+# Requests that are wrong in themselves.
+
+
+class InvalidArgument(SparrowError, ValueError):
+    """A value has the wrong type or is out of range."""
+
+    code = "INVALID_ARGUMENT"
+    status = 400
+    default_hint = "Correct the named value and call again; nothing was changed."
+
+
+class InvalidName(InvalidArgument):
+    """A topic or subscription name breaks the naming rules."""
+
+    code = "INVALID_NAME"
+    default_hint = (
+        "Use 1 to 255 characters of A-Z a-z 0-9 . _ ~ % + - with no empty level, as in orders.us."
+    )
+
+
+class InvalidPattern(InvalidArgument):
+    """A subscription pattern breaks the wildcard rules."""
+
+    code = "INVALID_PATTERN"
+    default_hint = "Use * for exactly one level and # for the rest, at the end only: orders.*.paid"
+
+
+class InvalidFilter(InvalidArgument):
+    """A filter expression does not parse or has the wrong types; ``position`` says where."""
+
+    code = "INVALID_FILTER"
+    default_hint = 'A filter looks like: attributes.env = "prod" AND NOT hasAttribute("test")'
+
+
+class InvalidSettings(InvalidArgument):
+    """The configuration has errors; all of them are listed."""
+
+    code = "INVALID_SETTINGS"
+    default_hint = "Correct every line listed; `sparrow up --help` shows the settings."
+
+
+class MessageTooLarge(InvalidArgument):
+    """A message or a batch is over its limit."""
+
+    code = "MESSAGE_TOO_LARGE"
+    status = 413
+    default_hint = "Split the batch, or store the payload elsewhere and publish a reference to it."
+
+
+# Things that are not there, or are there already.
+
+
+class NotFound(SparrowError, LookupError):
+    """Something named does not exist."""
+
+    code = "NOT_FOUND"
+    status = 404
+    default_hint = "Check the name."
+
+
+class TopicNotFound(NotFound):
+    """The topic does not exist."""
+
+    code = "TOPIC_NOT_FOUND"
+    default_hint = "Create it with create_topic, or turn on auto_create_topics."
+
+
+class SubscriptionNotFound(NotFound):
+    """The subscription does not exist."""
+
+    code = "SUBSCRIPTION_NOT_FOUND"
+    default_hint = "Create it with subscribe."
+
+
+class MessageNotFound(NotFound):
+    """No message has this id."""
+
+    code = "MESSAGE_NOT_FOUND"
+    default_hint = "Retention may have removed it; message ids look like 12-0-4711."
+
+
+class SnapshotNotFound(NotFound):
+    """The snapshot does not exist or has expired."""
+
+    code = "SNAPSHOT_NOT_FOUND"
+    default_hint = "List the snapshots; they expire after their time to live."
+
+
+class ReplayNotFound(NotFound):
+    """No replay job has this id."""
+
+    code = "REPLAY_NOT_FOUND"
+    default_hint = "List the replays of the subscription."
+
+
+class AlreadyExists(SparrowError):
+    """Something of this name exists, with other settings."""
+
+    code = "ALREADY_EXISTS"
+    status = 409
+    default_hint = "Pick another name, or update the one that exists."
+
+
+class TopicExists(AlreadyExists):
+    """A topic of this name exists."""
+
+    code = "TOPIC_EXISTS"
+    default_hint = "Pick another name, or use update_topic to change the one that exists."
+
+
+class SubscriptionExists(AlreadyExists):
+    """A subscription of this name exists with other settings."""
+
+    code = "SUBSCRIPTION_EXISTS"
+    default_hint = "Pick another name, or update the subscription that exists."
+
+
+class TopicInUse(SparrowError):
+    """The topic has subscriptions or serves as a dead-letter topic."""
+
+    code = "TOPIC_IN_USE"
+    status = 409
+    default_hint = "Remove what uses it first, or pass force=True."
+
+
+class PreconditionFailed(SparrowError):
+    """The request does not fit the present state."""
+
+    code = "FAILED_PRECONDITION"
+    status = 409
+    default_hint = "Read the present state and decide again."
+
+
+class OffsetOutOfRange(SparrowError):
+    """The offset is below what retention kept or beyond the end of the log."""
+
+    code = "OFFSET_OUT_OF_RANGE"
+    status = 416
+    default_hint = "Seek to 'earliest' or 'latest', or to an offset between the two named here."
+
+
+# Leases and settling.
+
+
+class InvalidAckId(InvalidArgument):
+    """An ack id is not one that this broker made."""
+
+    code = "INVALID_ACK_ID"
+    default_hint = "Pass the ack_id of a message as it was received."
+
+
+class StaleAckId(SparrowError):
+    """The lease behind an ack id has ended: expired, settled, or handed to another consumer."""
+
+    code = "STALE_ACK_ID"
+    status = 409
+    default_hint = "Drop the message; it will be, or was, delivered again. Extend leases in time."
+
+
+# Publishers.
+
+
+class ProducerFenced(SparrowError):
+    """A newer producer of the same name has taken over."""
+
+    code = "PRODUCER_FENCED"
+    status = 409
+    default_hint = "Another process opened this producer name; stop this one or open it again."
+
+
+class SequenceGap(SparrowError):
+    """A producer's sequence jumped ahead of the next expected one."""
+
+    code = "SEQUENCE_GAP"
+    status = 409
+    default_hint = "Send the missing sequence first; the error names the expected one."
+
+
+class SequenceTooOld(SparrowError):
+    """The repeated sequence was stored so long ago that its receipt is no longer held."""
+
+    code = "SEQUENCE_TOO_OLD"
+    status = 409
+    default_hint = "The message is stored; only its receipt is forgotten. Do not send it again."
+
+
+# Limits.
+
+
+class ResourceExhausted(SparrowError):
+    """A limit is reached; the request may pass later."""
+
+    code = "RESOURCE_EXHAUSTED"
+    status = 429
+    retryable = True
+    default_hint = "Wait and try again, or raise the limit named here."
+
+
+class DedupeWindowFull(ResourceExhausted):
+    """The topic's idempotency window holds as many keys as it may."""
+
+    code = "DEDUPE_WINDOW_FULL"
+    default_hint = "Shorten dedupe_window_s of the topic or raise dedupe_keys_max."
+
+
+class Backlogged(ResourceExhausted):
+    """Too much waits to be written."""
+
+    code = "BACKLOGGED"
+    default_hint = "The disk is slower than the publishers: publish less at once and try again."
+
+
+# Storage.
+
+
+class StorageError(SparrowError):
+    """The store cannot do what was asked."""
+
+    code = "STORAGE_ERROR"
+    status = 503
+
+
+class JournalFrozen(StorageError):
+    """A write or a sync failed; nothing more is accepted until the broker is opened again."""
+
+    code = "JOURNAL_FROZEN"
+    default_hint = "Check the disk, then restart the broker: recovery keeps every receipted message."
+
+
+class StorageFull(StorageError):
+    """The disk is full; nothing was written."""
+
+    code = "STORAGE_FULL"
+    status = 507
+    retryable = True
+    default_hint = "Free disk space or shorten retention; publishing resumes by itself."
+
+
+class DataDamaged(StorageError):
+    """Stored bytes do not match their checksum."""
+
+    code = "DATA_DAMAGED"
+    default_hint = "Run `sparrow log verify` on the data directory; it names the file and the offsets."
+
+
+class CatalogDamaged(DataDamaged):
+    """The catalog does not match its own digest, or is older than the journal says."""
+
+    code = "CATALOG_DAMAGED"
+    default_hint = "Stop the broker and run `sparrow log rebuild` on the data directory."
+
+
+class DataDirectoryLocked(StorageError):
+    """Another process holds the data directory open."""
+
+    code = "DATA_DIRECTORY_LOCKED"
+    status = 409
+    default_hint = "Stop the other process, or connect to it instead of opening its directory."
+
+
+class DataDirectoryNewer(StorageError):
+    """The data directory was written by a newer version."""
+
+    code = "DATA_DIRECTORY_NEWER"
+    status = 409
+    default_hint = "Use the newer version of Sparrow; this one has changed nothing."
+
+
+class DataDirectoryUnusable(StorageError):
+    """The data directory cannot be created, read or written."""
+
+    code = "DATA_DIRECTORY_UNUSABLE"
+    default_hint = "Give a directory that this user may create and write."
+
+
+class NotADataDirectory(StorageError):
+    """The path holds something else than a data directory."""
+
+    code = "NOT_A_DATA_DIRECTORY"
+    status = 404
+    default_hint = "Give the directory that `sparrow up --data` was started with."
+
+
+class BrokerClosed(SparrowError):
+    """The broker has been closed."""
+
+    code = "BROKER_CLOSED"
+    status = 503
+    default_hint = "Open it again."
+
+
+def registry() -> dict[str, type[SparrowError]]:
+    """Every error class by its code."""
+    found: dict[str, type[SparrowError]] = {}
+    waiting: list[type[SparrowError]] = [SparrowError]
+    while waiting:
+        error = waiting.pop()
+        assert error.code not in found, f"two errors share the code {error.code}"
+        found[error.code] = error
+        waiting.extend(error.__subclasses__())
+    return found
+
+
+def from_dict(fields: dict[str, Any]) -> SparrowError:
+    """The typed error that ``to_dict`` described; an unknown code becomes a SparrowError."""
+    kind = registry().get(str(fields.get("code")), SparrowError)
+    details = fields.get("details") or {}
+    return kind(str(fields.get("message", "")), hint=fields.get("hint"), **details)

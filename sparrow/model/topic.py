@@ -1,0 +1,94 @@
+"""A topic: a named, partitioned, append-only log of messages, and the policy it is kept by."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from sparrow.model.errors import InvalidArgument
+from sparrow.model.limits import PARTITIONS_MAX
+from sparrow.model.names import parse_topic
+
+
+class Durability(enum.StrEnum):
+    """When a publisher gets its receipt."""
+
+    DURABLE = "durable"
+    """After the bytes were synced to disk; survives power loss."""
+    WRITTEN = "written"
+    """After the kernel took the bytes; survives kill -9, not power loss."""
+    NONE = "none"
+    """At once; the last moments may be lost in a crash."""
+
+
+class Codec(enum.StrEnum):
+    """How stored batches are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a topic is written and how long it is kept. ``None`` means no limit."""
+
+    durability: Durability = Durability.DURABLE
+    codec: Codec = Codec.NONE
+    retention_s: float | None = 7 * 86400.0
+    """Age after which a sealed segment may go."""
+    retention_bytes: int | None = None
+    """Size of the sealed log, over all partitions, above which the oldest segments go."""
+    retention_messages: int | None = None
+    """Count of sealed messages, over all partitions, above which the oldest segments go."""
+    retain_until_acked: bool = False
+    """Keep what some subscription has not acked, whatever the limits say."""
+    dedupe_window_s: float = 600.0
+    """How long a repeated idempotency key returns the first receipt."""
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as the catalog knows it. The id is never used again, even when the name is."""
+
+    id: int
+    name: str
+    partitions: int
+    policy: TopicPolicy
+    created_at_us: int
+
+
+def parse_partitions(value: object) -> int:
+    """A partition count within its bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PARTITIONS_MAX:
+        raise InvalidArgument(f"partitions must be a whole number from 1 to {PARTITIONS_MAX}, not {value!r}")
+    return value
+
+
+def parse_policy(options: dict[str, Any], base: TopicPolicy | None = None) -> TopicPolicy:
+    """The policy that ``options`` describe, on top of ``base``; refuses unknown names and bad values."""
+    known = set(TopicPolicy.__struct_fields__)
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise InvalidArgument(
+            f"unknown topic option {', '.join(unknown)}", hint=f"Topic options are: {', '.join(sorted(known))}."
+        )
+    merged = {**msgspec.to_builtins(base or TopicPolicy()), **options}
+    try:
+        policy = msgspec.convert(merged, TopicPolicy)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"bad topic option: {error}") from error
+    _check_positive(policy)
+    return policy
+
+
+def _check_positive(policy: TopicPolicy) -> None:
+    for name in ("retention_s", "retention_bytes", "retention_messages"):
+        value = getattr(policy, name)
+        if value is not None and value <= 0:
+            raise InvalidArgument(f"{name} must be positive, or None for no limit, not {value!r}")
+    if policy.dedupe_window_s < 0:
+        raise InvalidArgument(f"dedupe_window_s must not be negative, not {policy.dedupe_window_s!r}")
+
+
+__all__ = ["Codec", "Durability", "Topic", "TopicPolicy", "parse_partitions", "parse_policy", "parse_topic"]
