@@ -56,9 +56,7 @@ class InvalidName(InvalidArgument):
     """A topic or subscription name breaks the naming rules."""
 
     code = "INVALID_NAME"
-    default_hint = (
-        "Use 1 to 255 characters of A-Z a-z 0-9 . _ ~ % + - with no empty level, as in orders.us."
-    )
+    default_hint = "Use 1 to 255 characters of A-Z a-z 0-9 . _ ~ % + - with no empty level, as in orders.us."
 
 
 class InvalidPattern(InvalidArgument):
@@ -322,6 +320,14 @@ class NotADataDirectory(StorageError):
     code = "NOT_A_DATA_DIRECTORY"
     status = 404
     default_hint = "Give the directory that `sparrow up --data` was started with."
+
+
+class AddressUnavailable(SparrowError):
+    """A listener cannot have its address: taken, not allowed, or not of this machine."""
+
+    code = "ADDRESS_UNAVAILABLE"
+    status = 503
+    default_hint = "Stop what listens there, or give another address; port 0 picks a free one."
 
 
 class BrokerClosed(SparrowError):

@@ -71,7 +71,8 @@ def parse_policy(options: dict[str, Any], base: TopicPolicy | None = None) -> To
     unknown = sorted(set(options) - known)
     if unknown:
         raise InvalidArgument(
-            f"unknown topic option {', '.join(unknown)}", hint=f"Topic options are: {', '.join(sorted(known))}."
+            f"unknown topic option {', '.join(unknown)}",
+            hint=f"Topic options are: {', '.join(sorted(known))}.",
         )
     merged = {**msgspec.to_builtins(base or TopicPolicy()), **options}
     try:

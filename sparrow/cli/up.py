@@ -1,0 +1,165 @@
+"""``sparrow up``: one broker process, from a data directory to its listeners and back.
+
+The order is the point. Addresses are taken first, so that a taken port fails at once. The broker is
+opened and recovers. Listeners start last, so nobody is answered by a broker that is not whole. A
+stop goes the other way: listeners end, then the broker closes.
+
+The first SIGINT or SIGTERM asks for that stop, also during recovery, which then ends before the
+broker closes. A second one ends the process at once; a broker is made to survive that.
+
+People on a terminal get a few lines on standard output; logs go to standard error as the settings
+say. With ``--json`` the start is one line of JSON instead, for scripts that ask for port 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from sparrow.model.health import Health
+
+if TYPE_CHECKING:
+    from sparrow.model.settings import Address, Settings
+
+app = typer.Typer()
+
+Text = str | None
+
+
+class RunningBroker(Protocol):
+    """What this command needs of a broker."""
+
+    def health(self) -> Health:
+        """The report of this moment."""
+
+    async def close(self) -> None:
+        """Finish what was begun, and let go of the data directory."""
+
+
+OpenBroker = Callable[["Settings"], Awaitable[RunningBroker]]
+
+
+@app.command()
+def up(
+    data: Annotated[Text, typer.Option(help="The data directory.")] = None,
+    http: Annotated[Text, typer.Option(help="Address of the HTTP API, host:port.")] = None,
+    tcp: Annotated[Text, typer.Option(help="Address of the binary protocol, host:port.")] = None,
+    grpc: Annotated[Text, typer.Option(help="Address of the gRPC API, host:port.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    log_level: Annotated[Text, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[Text, typer.Option(help="json or console.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the start as JSON.")] = False,
+) -> None:
+    """Start a broker on a data directory; SIGINT or SIGTERM stops it."""
+    from sparrow.broker import logs
+    from sparrow.cli.settings import load
+
+    flags = {
+        "data": data,
+        "http": http,
+        "tcp": tcp,
+        "grpc": grpc,
+        "log.level": log_level,
+        "log.format": log_format,
+    }
+    settings = load(config, os.environ, flags).settings
+    logs.configure(settings.log.level, settings.log.format)
+    run(settings, as_json=as_json)
+
+
+def run(settings: Settings, *, as_json: bool = False) -> None:
+    """Serve until a signal, on an event loop of its own."""
+    import uvloop
+
+    from sparrow.broker.broker import Broker
+
+    uvloop.run(serve(settings, Broker.open, as_json=as_json))
+
+
+async def serve(settings: Settings, open_broker: OpenBroker, *, as_json: bool = False) -> None:
+    """Bind, open, listen, wait for the stop, and undo it all in the other order."""
+    from sparrow.broker import logs
+    from sparrow.model.settings import parse_address
+    from sparrow.server.http import HttpServer, bind, build
+
+    log = logs.get("up")
+    stop = _stop_on_signals()
+    with bind(parse_address(settings.http)) as bound:
+        broker = await open_broker(settings)
+        try:
+            http = await HttpServer.start(build(broker), bound)
+            try:
+                _announce(settings, http.address, broker.health(), as_json=as_json)
+                log.info("broker-started", http=str(http.address), data=settings.data)
+                await _first(stop.wait(), http.wait_closed())
+                log.info("broker-stopping")
+            finally:
+                await http.close()
+        finally:
+            await broker.close()
+    log.info("broker-stopped")
+
+
+async def _first(*awaitables: Awaitable[object]) -> None:
+    """Wait for whichever ends first; its failure, if it failed, is raised."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first signal sets; the second ends the process on the spot."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
+
+
+def _announce(settings: Settings, http: Address, health: Health, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        start = {
+            "http": f"http://{http}",
+            "data": settings.data,
+            "pid": os.getpid(),
+            "health": health,
+        }
+        typer.echo(msgspec.json.encode(start).decode())
+    elif sys.stdout.isatty():
+        _greet(settings, http, health)
+
+
+def _greet(settings: Settings, http: Address, health: Health) -> None:
+    from importlib import metadata
+
+    from rich.console import Console
+    from rich.table import Table
+
+    lines = Table.grid(padding=(0, 2))
+    lines.add_row("  http", f"http://{http}", "[dim]health at /health/ready[/]")
+    lines.add_row("  data", settings.data, "")
+    lines.add_row("  state", str(health.status), "; ".join(health.recommendations))
+    for check in health.checks:
+        if check.name == "recovery":
+            lines.add_row("  recovery", check.message or str(check.status), "")
+    console = Console(highlight=False)
+    console.print(f"[bold]Sparrow {metadata.version('sparrow-broker')}[/] is up. Ctrl-C stops it.")
+    console.print(lines)

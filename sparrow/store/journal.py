@@ -1,0 +1,444 @@
+"""The shared write-ahead log and its group commit.
+
+One group is written and synced at a time; whatever arrives meanwhile becomes the next group. So one
+sync serves every publisher and every topic, a lone message waits for no timer, and under load a group
+grows to what the disk takes in one sync.
+
+Offsets are given when a group is laid out, which happens only after its space in a file is certain.
+A full disk is therefore refused with nothing changed. A failed write or sync is different: nobody knows
+what reached the disk, so the journal freezes and recovery decides when the directory is opened again.
+
+A group in which nobody asked for a sync completes when it is written, and a sync follows within
+``sync_interval_s``. In a mixed group all wait for the sync, because commits are reported in log order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import google_crc32c
+
+from sparrow.model.errors import (
+    BrokerClosed,
+    JournalFrozen,
+    SparrowError,
+    StorageFull,
+    TopicNotFound,
+)
+from sparrow.model.message import StreamId
+from sparrow.model.topic import Durability
+from sparrow.store.disk import Disk
+from sparrow.store.entry import (
+    CONTINUES,
+    FILE_HEADER_BYTES,
+    HEADER_BYTES,
+    SEQUENCES,
+    Header,
+    Kind,
+    lsn,
+    pack,
+    padded,
+)
+from sparrow.store.hot import HotWindow
+from sparrow.store.journalfile import JournalFile
+from sparrow.store.ports import Appended, BatchDraft, Commit, Draft, FactsDraft, OnCommit
+
+_PADDING = [bytes(length) for length in range(8)]
+
+
+class Chain:
+    """Drafts that are stored together, and who waits for them."""
+
+    __slots__ = ("commit", "drafts", "durability", "future", "headers", "on_commit", "size")
+
+    def __init__(
+        self,
+        drafts: Sequence[Draft],
+        durability: Durability,
+        on_commit: OnCommit,
+        future: asyncio.Future[Commit],
+    ) -> None:
+        self.drafts = drafts
+        self.durability = durability
+        self.on_commit = on_commit
+        self.future = future
+        self.size = sum(HEADER_BYTES + padded(len(draft.body)) for draft in drafts)
+        self.headers: list[Header] = []
+        self.commit: Commit | None = None
+
+    def resolve(self) -> None:
+        assert self.commit is not None
+        if not self.future.done():
+            self.future.set_result(self.commit)
+
+    def refuse(self, error: SparrowError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Journal:
+    """Appends chains to numbered files; see the module's text."""
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        directory: Path,
+        hot: HotWindow,
+        now_us: Callable[[], int],
+        catalog_version: Callable[[], int],
+        file_bytes: int,
+        group_bytes_max: int,
+        pending_bytes_max: int,
+        sync_interval_s: float,
+        on_new_file: Callable[[int], None],
+    ) -> None:
+        self.files: dict[int, JournalFile] = {}
+        self.syncs = 0
+        self.sync_seconds = 0.0
+        self._disk = disk
+        self._directory = directory
+        self._hot = hot
+        self._now_us = now_us
+        self._catalog_version = catalog_version
+        self._file_bytes = file_bytes
+        self._group_bytes_max = group_bytes_max
+        self._pending_bytes_max = pending_bytes_max
+        self._sync_interval_s = sync_interval_s
+        self._on_new_file = on_new_file
+        self._current: JournalFile | None = None
+        self._last_number = 0
+        self._last_length = 0
+        self._last_time_us = 0
+        self._pending: deque[Chain] = deque()
+        self._pending_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._runner: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_content = False
+        self._is_rotation_wanted = False
+        self._is_sync_wanted = False
+        self._frozen: SparrowError | None = None
+        self._complaint: SparrowError | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-journal")
+
+    # What others may know.
+
+    @property
+    def frozen(self) -> SparrowError | None:
+        return self._frozen
+
+    @property
+    def complaint(self) -> SparrowError | None:
+        """Why the last group was refused, until one succeeds again."""
+        return self._frozen or self._complaint
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._pending_bytes
+
+    def finished(self) -> list[JournalFile]:
+        """Files that will not be written again, oldest first."""
+        return [file for number, file in sorted(self.files.items()) if file is not self._current]
+
+    def adopt(
+        self, files: Sequence[JournalFile], last_number: int, last_length: int, last_time_us: int
+    ) -> None:
+        """Takes over what recovery found; writing goes on in a new file."""
+        self.files = {file.number: file for file in files}
+        self._last_number = last_number
+        self._last_length = last_length
+        self._last_time_us = last_time_us
+
+    def forget(self, file: JournalFile) -> None:
+        """The file has been sealed; nobody will be sent to it again."""
+        del self.files[file.number]
+
+    # Appending.
+
+    async def append(self, drafts: Sequence[Draft], durability: Durability, on_commit: OnCommit) -> Commit:
+        """Stores the drafts as one atomic chain."""
+        if self._frozen:
+            raise self._frozen
+        future: asyncio.Future[Commit] = asyncio.get_running_loop().create_future()
+        chain = Chain(drafts, durability, on_commit, future)
+        await self._wait_for_room(chain.size)
+        if self._frozen:
+            raise self._frozen
+        self._pending.append(chain)
+        self._pending_bytes += chain.size
+        self._kick()
+        return await future
+
+    async def note(self) -> None:
+        """A durable entry without content; it witnesses the catalog version."""
+        await self.append([FactsDraft(b"", 0)], Durability.DURABLE, _ignore)
+
+    def rotate(self) -> None:
+        """Finishes the current file soon, when it holds more than notes."""
+        if self._has_content:
+            self._is_rotation_wanted = True
+            self._kick()
+
+    async def close(self) -> None:
+        """Writes what is pending, leaves a note, and finishes the file."""
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if self._frozen is None and self._current is not None:
+                await self.note()
+                self._is_rotation_wanted = True
+                self._kick()
+            if self._runner is not None:
+                await self._runner
+        except SparrowError:
+            pass  # Frozen or full: what was receipted is safe, and the log was told already.
+        self._frozen = self._frozen or BrokerClosed("the broker is closed")
+        self._thread.shutdown(wait=True)
+        if self._current is not None:
+            self._current.close()
+
+    async def _wait_for_room(self, size: int) -> None:
+        if not self._waiting and (not self._pending or self._pending_bytes + size <= self._pending_bytes_max):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        await turn
+
+    def _admit_waiting(self) -> None:
+        room = self._pending_bytes_max - self._pending_bytes
+        while self._waiting and (self._waiting[0][0] <= room or room == self._pending_bytes_max):
+            size, turn = self._waiting.popleft()
+            room -= size
+            if not turn.done():
+                turn.set_result(None)
+
+    def _kick(self) -> None:
+        if self._runner is None and self._frozen is None:
+            self._runner = asyncio.get_running_loop().create_task(self._run())
+
+    # The one task that writes.
+
+    async def _run(self) -> None:
+        try:
+            while self._pending or self._is_rotation_wanted or self._is_sync_wanted:
+                await self._step()
+        except asyncio.CancelledError:
+            self._freeze(JournalFrozen("the journal's task was cancelled"), [])
+            raise
+        except Exception as error:  # noqa: BLE001 - a task's root: waiting publishers must be told
+            self._freeze(JournalFrozen(f"the journal failed: {error!r}"), [])
+        finally:
+            self._runner = None
+
+    async def _step(self) -> None:
+        group = self._take_group()
+        try:
+            await self._make_room(sum(chain.size for chain in group))
+        except OSError as error:
+            self._refuse_all(group, error)
+            return
+        self._is_rotation_wanted = False
+        if not group and not self._is_sync_wanted:
+            return
+        pieces = self._lay_out(group)
+        wants_sync = self._is_sync_wanted or any(c.durability is Durability.DURABLE for c in group)
+        try:
+            await self._in_thread(self._write_and_sync, pieces, wants_sync)
+        except OSError as error:
+            self._freeze(JournalFrozen(f"a journal write failed: {error}"), group)
+            return
+        self._is_sync_wanted = False
+        if not wants_sync:
+            self._sync_later()
+        self._complete(group)
+
+    def _take_group(self) -> list[Chain]:
+        group: list[Chain] = []
+        size = 0
+        while self._pending and (not group or size + self._pending[0].size <= self._group_bytes_max):
+            chain = self._pending.popleft()
+            if not self._is_possible(chain):
+                self._pending_bytes -= chain.size
+                continue
+            group.append(chain)
+            size += chain.size
+        return group
+
+    def _is_possible(self, chain: Chain) -> bool:
+        """A topic may have been deleted while a chain waited for its turn."""
+        for draft in chain.drafts:
+            if isinstance(draft, BatchDraft) and self._hot.get(draft.stream) is None:
+                chain.refuse(TopicNotFound("the topic was deleted while the message waited"))
+                return False
+        return True
+
+    async def _make_room(self, size: int) -> None:
+        """Makes sure that the current file takes ``size`` bytes; a new one is started when not."""
+        current = self._current
+        if current is not None and (self._is_rotation_wanted or current.end + size > current.size):
+            await self._in_thread(current.finish)
+            self._last_length = current.end
+            self._current = current = None
+            self._has_content = False
+        if current is None and size:
+            self._current = await self._in_thread(self._create, size)
+            self._last_number = self._current.number
+            self.files[self._current.number] = self._current
+            self._on_new_file(self._current.number)
+
+    def _create(self, size: int) -> JournalFile:
+        size = max(self._file_bytes, FILE_HEADER_BYTES + size)
+        number = self._last_number + 1
+        return JournalFile.create(
+            self._disk, self._directory, number, size, self._now_us(), self._last_length
+        )
+
+    def _lay_out(self, group: list[Chain]) -> list[Any]:
+        """Gives offsets and positions; returns the bytes to write."""
+        if not group:
+            return []
+        file = self._current
+        assert file is not None
+        self._last_time_us = now_us = max(self._last_time_us, self._now_us())
+        position, version, durable = file.end, self._catalog_version(), file.durable
+        pieces: list[Any] = []
+        padding = b""
+        for chain in group:
+            self._has_content = self._has_content or chain.drafts[0].record_count > 0
+            last = len(chain.drafts) - 1
+            appended = []
+            for index, draft in enumerate(chain.drafts):
+                header = self._header(
+                    draft,
+                    CONTINUES if index < last else 0,
+                    now_us,
+                    file.number,
+                    position,
+                    durable,
+                    version,
+                )
+                pieces.append(padding + pack(header))
+                pieces.append(draft.body)
+                padding = _PADDING[-len(draft.body) % 8]
+                chain.headers.append(header)
+                appended.append(Appended(header.base_offset, now_us))
+                position = header.end_position
+            chain.commit = Commit(lsn(file.number, chain.headers[-1].position), tuple(appended))
+            if chain.durability is Durability.NONE:
+                chain.resolve()
+        pieces.append(padding)
+        return pieces
+
+    def _header(
+        self,
+        draft: Draft,
+        flags: int,
+        now_us: int,
+        number: int,
+        position: int,
+        durable: int,
+        version: int,
+    ) -> Header:
+        if isinstance(draft, FactsDraft):
+            kind = Kind.FACTS if draft.record_count else Kind.NOTE
+            crc, place = _crc(draft.body), (0, 0, 0, 0)
+            producer = (0, 0, 0)
+            codec = 0
+        else:
+            kind, crc, codec = Kind.BATCH, draft.body_crc, draft.codec
+            hot = self._hot.get(draft.stream)
+            assert hot is not None
+            place = (*draft.stream, draft.columns, hot.next_offset)
+            hot.next_offset += draft.record_count
+            producer = (draft.producer_id, draft.base_sequence, draft.producer_epoch)
+            flags |= SEQUENCES if draft.has_sequences else 0
+        return Header(
+            kind, flags, codec, crc, len(draft.body), draft.record_count, *place, now_us, *producer,
+            number, position, durable, version,
+        )  # fmt: skip
+
+    def _write_and_sync(self, pieces: list[Any], wants_sync: bool) -> None:
+        """Runs in the journal's thread."""
+        file = self._current
+        if file is None:
+            return
+        if pieces:
+            file.write(pieces)
+        if wants_sync:
+            start = perf_counter()
+            file.sync()
+            self.sync_seconds += perf_counter() - start
+            self.syncs += 1
+
+    def _complete(self, group: list[Chain]) -> None:
+        """Makes the group readable and tells everybody, in log order."""
+        for chain in group:
+            for header in chain.headers:
+                if header.kind == Kind.BATCH:
+                    self._publish(header)
+            assert chain.commit is not None
+            chain.on_commit(chain.commit)
+            chain.resolve()
+            self._pending_bytes -= chain.size
+        self._complaint = None
+        self._admit_waiting()
+
+    def _publish(self, header: Header) -> None:
+        hot = self._hot.get(StreamId(header.topic_id, header.partition))
+        if hot is not None:
+            hot.add(header)
+
+    def _sync_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._sync_interval_s, self._want_sync)
+
+    def _want_sync(self) -> None:
+        self._timer = None
+        self._is_sync_wanted = True
+        self._kick()
+
+    # When it goes wrong.
+
+    def _refuse_all(self, group: list[Chain], error: OSError) -> None:
+        """No space could be reserved. Nothing was written, so nothing is frozen; everything that
+        waits is refused too, because a later message must not pass an earlier one of its producer."""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full:
+            self._freeze(JournalFrozen(f"a journal file could not be made: {error}"), group)
+            return
+        self._complaint = StorageFull(f"no space for the journal: {error.strerror}")
+        for chain in [*group, *self._pending]:
+            chain.refuse(StorageFull(f"no space for the journal: {error.strerror}"))
+        self._drop_pending()
+
+    def _freeze(self, error: SparrowError, group: list[Chain]) -> None:
+        self._frozen = error
+        for chain in [*group, *self._pending]:
+            chain.refuse(error)
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._is_rotation_wanted = self._is_sync_wanted = False
+        self._admit_waiting()
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def _ignore(commit: Commit) -> None:
+    """Notes change nothing."""
+
+
+def _crc(body: bytes) -> int:
+    return int(google_crc32c.value(body))

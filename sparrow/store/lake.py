@@ -1,0 +1,289 @@
+"""The lake: sealed segments, one Parquet file each, readable by anything that reads Parquet.
+
+A segment is written once and never changed. The broker reads it a row group at a time: it checks the
+group's bytes against the crc that the catalog holds, then decodes them. So a flipped bit is found before
+it is served, and starting at any offset costs one row group.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparrow.model.errors import DataDamaged
+from sparrow.model.message import StreamId
+from sparrow.store.batch import TABLE_SCHEMA
+from sparrow.store.catalog_tables import RowGroup, Segment, pack_groups
+from sparrow.store.disk import Disk
+
+FORMAT = b"1"
+_TAIL = struct.Struct("<I4s")  # Parquet ends with the footer's length and its magic.
+_PARQUET_MAGIC = b"PAR1"
+
+
+def file_name(first_offset: int) -> str:
+    return f"{first_offset:020d}.parquet"
+
+
+def write_segment(
+    disk: Disk,
+    directory: Path,
+    topic: str,
+    stream: StreamId,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    compression: str,
+    row_group_bytes: int,
+) -> Segment:
+    """Writes the batches (table form, offsets ascending) as one segment whose name and bytes are durable."""
+    writer = _SegmentWriter(directory, topic, stream, compression)
+    try:
+        for group in _row_groups(batches, row_group_bytes):
+            writer.add(group)
+        temporary = writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    disk.sync_file(temporary)
+    segment = describe(temporary, stream)
+    disk.rename(temporary, directory / file_name(segment.first_offset))
+    return segment
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
+    gathered: list[pa.RecordBatch] = []
+    weight = 0
+    for batch in batches:
+        for piece in _pieces(batch, size):
+            gathered.append(piece)
+            weight += piece.nbytes
+            if weight >= size:
+                yield pa.Table.from_batches(gathered)
+                gathered, weight = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def _pieces(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """The batch, cut so that no piece is much larger than ``size``."""
+    count = min(batch.num_rows, -(-batch.nbytes // size))
+    step = -(-batch.num_rows // max(1, count))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+class _SegmentWriter:
+    def __init__(self, directory: Path, topic: str, stream: StreamId, compression: str) -> None:
+        self.path = directory / f"{stream.topic_id}-{stream.partition}.parquet.tmp"
+        self._first_offset: int | None = None
+        self._names = {
+            "sparrow.format": FORMAT,
+            "sparrow.topic": topic,
+            "sparrow.topic_id": str(stream.topic_id),
+            "sparrow.partition": str(stream.partition),
+        }
+        self._end_offset = 0
+        self._writer: Any = pq.ParquetWriter(
+            self.path,
+            TABLE_SCHEMA,
+            compression=compression,
+            compression_level=1 if compression == "zstd" else None,
+            use_dictionary=["attributes.key_value.key"],
+            column_encoding={"offset": "DELTA_BINARY_PACKED", "data": "DELTA_LENGTH_BYTE_ARRAY"},
+            write_statistics=["offset", "publish_time", "idempotency_key"],
+            write_page_checksum=True,
+            store_schema=True,
+        )
+
+    def add(self, group: pa.Table) -> None:
+        if self._first_offset is None:
+            self._first_offset = group["offset"][0].as_py()
+        self._end_offset = group["offset"][-1].as_py() + 1
+        self._writer.write_table(group, row_group_size=group.num_rows)
+
+    def finish(self) -> Path:
+        assert self._first_offset is not None, "a segment holds at least one message"
+        self._names["sparrow.first_offset"] = str(self._first_offset)
+        self._names["sparrow.end_offset"] = str(self._end_offset)
+        self._writer.add_key_value_metadata(self._names)
+        self._writer.close()
+        return self.path
+
+    def abandon(self) -> None:
+        self._writer.close()
+        self.path.unlink(missing_ok=True)
+
+
+def describe(path: Path, stream: StreamId) -> Segment:
+    """Measures a segment file: sums, places, times; also what a rebuilt catalog is made from."""
+    with pa.memory_map(str(path)) as source:
+        whole = source.read_buffer()
+    footer_start, footer_length = _footer_place(whole, path)
+    metadata = pq.read_metadata(pa.BufferReader(whole))
+    names = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
+    groups = [_place(metadata.row_group(index), whole) for index in range(metadata.num_row_groups)]
+    times = [_range(metadata, index, "publish_time") for index in range(metadata.num_row_groups)]
+    first_offset = int(names["sparrow.first_offset"])
+    return Segment(
+        topic_id=stream.topic_id,
+        partition=stream.partition,
+        first_offset=first_offset,
+        end_offset=int(names["sparrow.end_offset"]),
+        rows=metadata.num_rows,
+        size_bytes=whole.size,
+        first_time_us=_us(min(low for low, _ in times)),
+        last_time_us=_us(max(high for _, high in times)),
+        file_name=file_name(first_offset),
+        footer_crc=google_crc32c.value(whole.slice(footer_start)),
+        footer_length=footer_length,
+        has_idempotency_keys=_has_values(metadata, "idempotency_key"),
+        groups=pack_groups(groups),
+    )
+
+
+def _footer_place(whole: Any, path: Path) -> tuple[int, int]:
+    """Start and length of the footer, with the eight bytes that close the file."""
+    if whole.size < 12:
+        raise DataDamaged(f"{path.name} is too short to be a segment")
+    length, magic = _TAIL.unpack(whole.slice(whole.size - _TAIL.size).to_pybytes())
+    total = length + _TAIL.size
+    if magic != _PARQUET_MAGIC or total > whole.size:
+        raise DataDamaged(f"{path.name} does not end as a segment does")
+    return whole.size - total, total
+
+
+def _place(group: Any, whole: Any) -> RowGroup:
+    starts, ends = [], []
+    for index in range(group.num_columns):
+        column = group.column(index)
+        start = column.data_page_offset
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            start = min(start, column.dictionary_page_offset)
+        starts.append(start)
+        ends.append(start + column.total_compressed_size)
+    start, length = min(starts), max(ends) - min(starts)
+    crc = google_crc32c.value(whole.slice(start, length))
+    return RowGroup(group.column(0).statistics.min, group.num_rows, start, length, crc)
+
+
+def _range(metadata: Any, group: int, name: str) -> tuple[Any, Any]:
+    found = metadata.row_group(group).column(_column(metadata, name)).statistics
+    return found.min, found.max
+
+
+def _has_values(metadata: Any, name: str) -> bool:
+    place = _column(metadata, name)
+    parts = [metadata.row_group(index).column(place) for index in range(metadata.num_row_groups)]
+    return any(part.statistics is None or part.statistics.null_count < part.num_values for part in parts)
+
+
+def _column(metadata: Any, name: str) -> int:
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    return paths.index(name)
+
+
+def _us(moment: Any) -> int:
+    return int(pa.scalar(moment, pa.timestamp("us", tz="UTC")).value)
+
+
+class SegmentReader:
+    """An open segment; groups are checked and decoded one at a time."""
+
+    def __init__(self, path: Path, segment: Segment) -> None:
+        self._path = path
+        self._segment = segment
+        try:
+            self._whole = pa.memory_map(str(path)).read_buffer()
+        except OSError as error:
+            raise self._damaged(f"cannot be opened: {error}") from error
+        self._check_footer()
+        self._groups = segment.row_groups()
+        self._firsts = [group.first_offset for group in self._groups]
+        self._file = pq.ParquetFile(pa.BufferReader(self._whole), pre_buffer=False)
+
+    def group_of(self, offset: int) -> int:
+        """The group that holds ``offset``, or the next one when it lies in a gap."""
+        return max(0, bisect_right(self._firsts, offset) - 1)
+
+    def read_group(self, index: int, columns: list[str] | None = None) -> pa.RecordBatch:
+        """One row group as one record batch."""
+        group = self._groups[index]
+        if google_crc32c.value(self._whole.slice(group.byte_start, group.byte_length)) != group.crc32c:
+            raise self._damaged(f"row group {index} does not match its checksum", index)
+        table = self._file.read_row_group(index, columns=columns, use_threads=False)
+        schema = TABLE_SCHEMA if columns is None else pa.schema([TABLE_SCHEMA.field(c) for c in columns])
+        arrays = [_one_chunk(table[name]) for name in schema.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _check_footer(self) -> None:
+        segment = self._segment
+        if self._whole.size != segment.size_bytes:
+            raise self._damaged(f"has {self._whole.size} bytes instead of {segment.size_bytes}")
+        footer = self._whole.slice(self._whole.size - segment.footer_length)
+        if self._whole.slice(0, 4).to_pybytes() != _PARQUET_MAGIC:
+            raise self._damaged("does not start as a segment does")
+        if google_crc32c.value(footer) != segment.footer_crc:
+            raise self._damaged("has a footer that does not match its checksum")
+
+    def _damaged(self, what: str, index: int | None = None) -> DataDamaged:
+        start, end = self._segment.first_offset, self._segment.end_offset
+        if index is not None:
+            groups = self._groups
+            start = groups[index].first_offset
+            end = groups[index + 1].first_offset if index + 1 < len(groups) else end
+        return DataDamaged(
+            f"segment {self._path.parent.name}/{self._path.name} {what}",
+            topic_id=self._segment.stream.topic_id,
+            partition=self._segment.stream.partition,
+            start_offset=start,
+            end_offset=end,
+        )
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+class GroupCache:
+    """Decoded row groups and open readers, bounded by bytes and by count: a consumer that takes small
+    steps through history must not decode a group at every step."""
+
+    def __init__(self, bytes_max: int, readers_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._readers_max = readers_max
+        self._bytes = 0
+        self._groups: OrderedDict[tuple[Path, int], pa.RecordBatch] = OrderedDict()
+        self._readers: OrderedDict[Path, SegmentReader] = OrderedDict()
+
+    def reader(self, path: Path, segment: Segment) -> SegmentReader:
+        reader = self._readers.get(path)
+        if reader is None:
+            reader = self._readers[path] = SegmentReader(path, segment)
+            if len(self._readers) > self._readers_max:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end(path)
+        return reader
+
+    def group(self, path: Path, reader: SegmentReader, index: int) -> pa.RecordBatch:
+        batch = self._groups.get((path, index))
+        if batch is None:
+            batch = self._groups[path, index] = reader.read_group(index)
+            self._bytes += batch.nbytes
+            while self._bytes > self._bytes_max and len(self._groups) > 1:
+                _, gone = self._groups.popitem(last=False)
+                self._bytes -= gone.nbytes
+        self._groups.move_to_end((path, index))
+        return batch
+
+    def forget(self, path: Path) -> None:
+        self._readers.pop(path, None)
+        for key in [key for key in self._groups if key[0] == path]:
+            self._bytes -= self._groups.pop(key).nbytes

@@ -1,0 +1,99 @@
+"""Turns finished journal files into segments: the bytes, not the bookkeeping.
+
+Runs in a thread of its own. Everything it needs is handed over beforehand, so it shares nothing with the
+event loop but the mapped files. A batch that turns out damaged is left out and reported; the journal file
+that holds it is then kept aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sparrow.model.errors import DataDamaged
+from sparrow.model.message import StreamId
+from sparrow.store.batch import decode, to_table_form
+from sparrow.store.catalog_tables import Segment
+from sparrow.store.disk import Disk
+from sparrow.store.hot import Place
+from sparrow.store.journalfile import JournalFile
+from sparrow.store.lake import write_segment
+from sparrow.store.ports import Damage
+
+
+class SealPlan(NamedTuple):
+    """What is to be sealed: the finished files and, per stream, its topic, directory and batches."""
+
+    files: Mapping[int, JournalFile]
+    streams: Sequence[tuple[StreamId, str, Path, Sequence[Place]]]
+
+    @property
+    def last_file(self) -> int:
+        return max(self.files)
+
+
+class Sealed(NamedTuple):
+    """What came of it."""
+
+    segments: list[Segment]
+    damages: list[Damage]
+
+
+def seal(disk: Disk, plan: SealPlan, *, compression: str, row_group_bytes: int) -> Sealed:
+    """Writes one durable segment for each stream of the plan."""
+    segments: list[Segment] = []
+    damages: list[Damage] = []
+    for stream, topic, directory, places in plan.streams:
+        batches = _Peeked(_read(plan.files, places, damages))
+        if batches.is_empty:
+            continue
+        segments.append(
+            write_segment(
+                disk,
+                directory,
+                topic,
+                stream,
+                batches,
+                compression=compression,
+                row_group_bytes=row_group_bytes,
+            )
+        )
+    return Sealed(segments, damages)
+
+
+def _read(
+    files: Mapping[int, JournalFile], places: Sequence[Place], damages: list[Damage]
+) -> Iterator[pa.RecordBatch]:
+    for place in places:
+        file = files[place.file_number]
+        try:
+            header = file.header(place.position)
+            batch = decode(file.body(header), header.columns)
+        except DataDamaged as error:
+            file.has_damage = True
+            damages.append(Damage(file=file.path.name, what=error.message, position=place.position))
+            continue
+        yield to_table_form(
+            batch, header.base_offset, header.publish_time_us, header.producer_id, header.base_sequence
+        )
+
+
+class _Peeked:
+    """An iterator whose first item has been looked at."""
+
+    def __init__(self, items: Iterator[pa.RecordBatch]) -> None:
+        self._items = items
+        self._first = next(items, None)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._first is None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._first is not None:
+            yield self._first
+        self._first = None
+        yield from self._items
