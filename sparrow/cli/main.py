@@ -81,6 +81,8 @@ def application(words: Sequence[str]) -> typer.Typer:
     """The application for one command line, with only the group that it names loaded."""
     app = typer.Typer(
         help="Sparrow: a durable publish/subscribe broker whose topics are Spark tables.",
+        epilog="Exit codes: 0 done, 1 fault, 2 wrong input, 3 not found, 4 conflict, 5 limit reached, "
+        "6 storage, 7 address unavailable.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -151,15 +151,12 @@ def _greet(settings: Settings, http: Address, health: Health) -> None:
     from importlib import metadata
 
     from rich.console import Console
-    from rich.table import Table
 
-    lines = Table.grid(padding=(0, 2))
-    lines.add_row("  http", f"http://{http}", "[dim]health at /health/ready[/]")
-    lines.add_row("  data", settings.data, "")
-    lines.add_row("  state", str(health.status), "; ".join(health.recommendations))
-    for check in health.checks:
-        if check.name == "recovery":
-            lines.add_row("  recovery", check.message or str(check.status), "")
-    console = Console(highlight=False)
+    rows = [("http", f"http://{http}"), ("data", settings.data), ("state", str(health.status))]
+    rows += [(check.name, check.message) for check in health.checks if check.name == "recovery"]
+    rows += [("advice", sentence) for sentence in health.recommendations]
+    # Lines are left unbroken, so that an address or a path can be copied whole.
+    console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]Sparrow {metadata.version('sparrow-broker')}[/] is up. Ctrl-C stops it.")
-    console.print(lines)
+    for name, value in rows:
+        console.print(f"  {name:<10}{value}", markup=False)

@@ -31,13 +31,19 @@ class Stored(NamedTuple):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """The messages of a request that went to one partition; ``sequences`` in the order of offsets."""
+    """The messages of a request that went to one partition, in the order of offsets."""
 
     partition: int
     base_offset: int
     publish_time_us: int
-    sequences: tuple[int, ...] | tuple[int, int, None]
-    """All of them, or (first, count, None) when they are consecutive."""
+    first_sequence: int
+    length: int
+    scattered: tuple[int, ...] | None = None
+    """All sequences, when they are not consecutive."""
+
+    @property
+    def sequences(self) -> Sequence[int]:
+        return self.scattered or range(self.first_sequence, self.first_sequence + self.length)
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +57,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         """Where each message went, in the order of sequences."""
         places: list[Stored | None] = [None] * self.count
         for part in self.parts:
-            for index, sequence in enumerate(_expand(part.sequences)):
+            for index, sequence in enumerate(part.sequences):
                 place = Stored(part.partition, part.base_offset + index, part.publish_time_us)
                 places[sequence - self.base_sequence] = place
         assert all(place is not None for place in places)
@@ -60,24 +66,16 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 def part(partition: int, base_offset: int, publish_time_us: int, sequences: Sequence[int]) -> Part:
     """A part, with consecutive sequences kept as a range."""
-    first, count = sequences[0], len(sequences)
-    is_range = isinstance(sequences, range) or sequences[-1] - first == count - 1
-    kept: tuple[int, ...] | tuple[int, int, None] = (first, count, None) if is_range else tuple(sequences)
-    return Part(partition, base_offset, publish_time_us, kept)
+    first, length = sequences[0], len(sequences)
+    is_range = isinstance(sequences, range) or sequences[-1] - first == length - 1
+    scattered = None if is_range else tuple(sequences)
+    return Part(partition, base_offset, publish_time_us, first, length, scattered)
 
 
 def request(parts: Iterable[Part]) -> Request:
     """The request that its parts make up."""
     parts = tuple(parts)
-    base = min(_expand(part.sequences)[0] for part in parts)
-    return Request(base, sum(len(_expand(part.sequences)) for part in parts), parts)
-
-
-def _expand(sequences: tuple[int, ...] | tuple[int, int, None]) -> Sequence[int]:
-    if len(sequences) == 3 and sequences[2] is None:
-        first, count = sequences[0], sequences[1]
-        return range(first, first + count)
-    return sequences  # type: ignore[return-value]
+    return Request(min(part.first_sequence for part in parts), sum(part.length for part in parts), parts)
 
 
 class _Saved(msgspec.Struct, array_like=True):

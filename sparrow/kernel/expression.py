@@ -5,7 +5,7 @@ on something absent is simply false, and NOT turns that into true. So AND and OR
 flattened and may drop repetitions, which is what the three joining functions at the end do.
 
 ``text`` is the canonical form. Two expressions with the same text select the same rows of every
-batch, and equality and hash go by it. It is legal filter text, and parses to the same expression.
+batch. It is legal filter text, and parses to the same expression.
 
 Conditions prepare their Arrow scalars when they are made: at evaluation only compute kernels run.
 """
@@ -105,12 +105,6 @@ class Expression(ABC):
     @abstractmethod
     def evaluate(self, view: BatchView) -> Any:
         """One boolean a row, none of them null."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Expression) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
 
     def __repr__(self) -> str:
         return self.text

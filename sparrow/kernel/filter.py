@@ -221,11 +221,11 @@ class _Parser:
         if self._take(":"):
             self._skip()
             return HasAttribute(self._key())
-        return self._string_condition(self._attribute())
+        return self._string_condition(self._attribute(". or : and an attribute key"))
 
-    def _attribute(self) -> Attribute:
+    def _attribute(self, expected: str) -> Attribute:
         if not self._text.startswith(".", self._at):
-            self._expect(". or : and an attribute key")
+            self._expect(expected)
         self._at += 1
         return Attribute(self._key())
 
@@ -251,7 +251,7 @@ class _Parser:
         start = self._at
         match self._match(_WORD):
             case "attributes":
-                return self._attribute()
+                return self._attribute(". and an attribute key")
             case "data":
                 return self._data()
             case "key":

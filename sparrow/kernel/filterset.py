@@ -9,7 +9,9 @@ A batch must not cost by the number of subscriptions. So:
   values do not occur are never touched; what a batch costs is its distinct values and its answer.
 - What else such a filter asks, its *remainder*, is evaluated only when its value occurred, and once
   for all filters that share it.
-- The others (prefixes, inequalities, numbers, NOT) are *scanned*: one pass over columns each, which
+- A filter that is the opposite of one equality (``attributes.origin != "me"``) lies in a second such
+  index and selects everything but the rows found there.
+- The others (prefixes, numbers, what else has NOT) are *scanned*: one pass over columns each, which
   they share through the view.
 
 Of the parts of an AND that could carry a filter, the one is taken under which the fewest filters
@@ -31,7 +33,7 @@ import pyarrow.compute as pc
 from pyroaring import FrozenBitMap
 
 from sparrow.kernel.batchview import BatchView, positions
-from sparrow.kernel.expression import And, Attribute, Equals, Expression, Field, Or, conjunction
+from sparrow.kernel.expression import And, Attribute, Equals, Expression, Field, Not, Or, conjunction
 from sparrow.kernel.filter import Filter
 
 ANCHORS_MAX = 64
@@ -49,13 +51,13 @@ class _Entry:
     def __init__(self, filter: Filter, anchors: tuple[Equals, ...], remainder: Expression | None) -> None:
         self.filter = filter
         self.anchors = anchors
-        """Equalities of which at least one holds wherever the filter holds; none: scanned."""
+        """The equalities under which the filter lies in an index; none: scanned."""
         self.remainder = remainder
-        """What must hold besides; None when an anchor is enough."""
+        """What must hold besides one of the anchors; None when that is enough."""
         self.holders = 0
 
 
-class _Index:
+class _FieldIndex:
     """The filters under each value of one field."""
 
     __slots__ = ("field", "postings")
@@ -85,15 +87,68 @@ class _Index:
             start += count
 
 
+class _EqualityIndex:
+    """Filters under the equalities that decide about them."""
+
+    __slots__ = ("_attributes", "_fields")
+
+    def __init__(self) -> None:
+        # Apart, so that a batch asks for the attribute keys it has, not for all that are indexed.
+        self._attributes: dict[str, _FieldIndex] = {}
+        self._fields: dict[str, _FieldIndex] = {}
+
+    def place(self, entry: _Entry) -> None:
+        for anchor in entry.anchors:
+            indexes, name = self._home(anchor.field)
+            index = indexes.setdefault(name, _FieldIndex(anchor.field))
+            index.postings.setdefault(anchor.value, {})[entry.filter] = entry
+
+    def displace(self, entry: _Entry) -> None:
+        for anchor in entry.anchors:
+            indexes, name = self._home(anchor.field)
+            postings = indexes[name].postings
+            del postings[anchor.value][entry.filter]
+            if not postings[anchor.value]:
+                del postings[anchor.value]
+            if not postings:
+                del indexes[name]
+
+    def crowd(self, anchor: Equals) -> int:
+        """How many filters lie under the equality."""
+        indexes, name = self._home(anchor.field)
+        index = indexes.get(name)
+        return 0 if index is None else len(index.postings.get(anchor.value, ()))
+
+    def find(self, view: BatchView) -> dict[_Entry, FrozenBitMap]:
+        """The filters of which an equality holds somewhere in the batch, and where."""
+        found: dict[_Entry, FrozenBitMap] = {}
+        for index in self._occurring(view):
+            for filters, rows in index.occurrences(view):
+                for entry in filters.values():
+                    earlier = found.get(entry)
+                    found[entry] = rows if earlier is None else earlier | rows
+        return found
+
+    def _occurring(self, view: BatchView) -> Iterator[_FieldIndex]:
+        if self._attributes:
+            for key in view.attribute_keys():
+                if key in self._attributes:
+                    yield self._attributes[key]
+        yield from self._fields.values()
+
+    def _home(self, field: Field) -> tuple[dict[str, _FieldIndex], str]:
+        return (self._attributes, field.key) if isinstance(field, Attribute) else (self._fields, field.text)
+
+
 class FilterSet:
     """A counted set of filters that selects the rows of a batch for all of them."""
 
     def __init__(self) -> None:
         self._entries: dict[Filter, _Entry] = {}
         self._scanned: dict[Filter, _Entry] = {}
-        # Apart, so that a batch asks for the attribute keys it has, not for all that are indexed.
-        self._attributes: dict[str, _Index] = {}
-        self._fields: dict[str, _Index] = {}
+        self._opposites: dict[Filter, _Entry] = {}
+        self._included = _EqualityIndex()
+        self._excluded = _EqualityIndex()
 
     def __len__(self) -> int:
         """How many distinct filters are held."""
@@ -106,8 +161,7 @@ class FilterSet:
         """Hold the filter once more; the returned one is its key in the answers of ``select``."""
         entry = self._entries.get(filter)
         if entry is None:
-            entry = self._entries[filter] = self._plan(filter)
-            self._place(entry)
+            entry = self._entries[filter] = self._place(filter)
         entry.holders += 1
         return filter
 
@@ -115,53 +169,61 @@ class FilterSet:
         """Undo one ``add``; the last one forgets the filter."""
         entry = self._entries[filter]
         entry.holders -= 1
-        if not entry.holders:
-            del self._entries[filter]
-            self._displace(entry)
+        if entry.holders:
+            return
+        del self._entries[filter]
+        if self._opposites.pop(filter, None) is not None:
+            self._excluded.displace(entry)
+        elif self._scanned.pop(filter, None) is None:
+            self._included.displace(entry)
 
     def select(self, batch: Any) -> dict[Filter, FrozenBitMap]:
         """The rows that each filter lets pass; filters that let none pass are left out."""
         view = batch if isinstance(batch, BatchView) else BatchView(batch)
         found: dict[Filter, FrozenBitMap] = {}
-        if not view.rows:
-            return found
+        if view.rows:
+            self._select_included(view, found)
+            self._select_opposites(view, found)
+            self._select_scanned(view, found)
+        return found
+
+    def _select_included(self, view: BatchView, found: dict[Filter, FrozenBitMap]) -> None:
         remainders: dict[str, FrozenBitMap] = {}
-        for entry, candidates in self._candidates(view).items():
-            rows = _narrowed(candidates, entry.remainder, view, remainders)
+        for entry, rows in self._included.find(view).items():
+            if entry.remainder is not None:
+                rows = rows & _remaining(entry.remainder, view, remainders)
             if rows:
                 found[entry.filter] = rows
+
+    def _select_opposites(self, view: BatchView, found: dict[Filter, FrozenBitMap]) -> None:
+        if not self._opposites:
+            return
+        everything = FrozenBitMap(range(view.rows))
+        found.update(dict.fromkeys(self._opposites, everything))
+        for entry, rows in self._excluded.find(view).items():
+            found[entry.filter] = everything - rows
+            if not found[entry.filter]:
+                del found[entry.filter]
+
+    def _select_scanned(self, view: BatchView, found: dict[Filter, FrozenBitMap]) -> None:
         for filter in self._scanned:
             mask = filter.mask(view)
             if mask.true_count:
                 found[filter] = positions(mask)
-        return found
 
-    def _candidates(self, view: BatchView) -> dict[_Entry, FrozenBitMap]:
-        """The indexed filters of which an anchor occurs in the batch, and where."""
-        found: dict[_Entry, FrozenBitMap] = {}
-        for index in self._occurring(view):
-            for filters, rows in index.occurrences(view):
-                for entry in filters.values():
-                    earlier = found.get(entry)
-                    found[entry] = rows if earlier is None else earlier | rows
-        return found
-
-    def _occurring(self, view: BatchView) -> Iterator[_Index]:
-        if self._attributes:
-            for key in view.attribute_keys():
-                if key in self._attributes:
-                    yield self._attributes[key]
-        yield from self._fields.values()
-
-    def _plan(self, filter: Filter) -> _Entry:
+    def _place(self, filter: Filter) -> _Entry:
         expression = filter.expression
+        if isinstance(expression, Not) and isinstance(expression.inner, Equals):
+            entry = self._opposites[filter] = _Entry(filter, (expression.inner,), None)
+            self._excluded.place(entry)
+            return entry
         anchors = self._anchors(expression)
-        if not anchors or _is_enough(expression, anchors):
-            return _Entry(filter, anchors, None)
-        if isinstance(expression, And):
-            rest = [part for part in expression.parts if not _is_enough(part, anchors)]
-            return _Entry(filter, anchors, conjunction(rest))
-        return _Entry(filter, anchors, expression)
+        if not anchors:
+            entry = self._scanned[filter] = _Entry(filter, (), None)
+            return entry
+        entry = _Entry(filter, anchors, _remainder(expression, anchors))
+        self._included.place(entry)
+        return entry
 
     def _anchors(self, expression: Expression) -> tuple[Equals, ...]:
         """Equalities of which one must hold for the expression to hold; none when there are none."""
@@ -169,62 +231,31 @@ class FilterSet:
             return (expression,)
         if isinstance(expression, And):
             choices = [anchors for part in expression.parts if (anchors := self._anchors(part))]
-            return min(choices, key=self._crowd, default=())
+            return min(choices, key=lambda anchors: sum(map(self._included.crowd, anchors)), default=())
         if isinstance(expression, Or):
             branches = [self._anchors(part) for part in expression.parts]
             united = {anchor.text: anchor for branch in branches for anchor in branch}
             return tuple(united.values()) if all(branches) and len(united) <= ANCHORS_MAX else ()
         return ()
 
-    def _crowd(self, anchors: tuple[Equals, ...]) -> int:
-        """How many filters lie there already."""
-        return sum(len(self._index_of(a.field).postings.get(a.value, ())) for a in anchors)
 
-    def _place(self, entry: _Entry) -> None:
-        if not entry.anchors:
-            self._scanned[entry.filter] = entry
-        for anchor in entry.anchors:
-            index = self._index_of(anchor.field)
-            index.postings.setdefault(anchor.value, {})[entry.filter] = entry
-            self._indexes(anchor.field)[_name(anchor.field)] = index
-
-    def _displace(self, entry: _Entry) -> None:
-        self._scanned.pop(entry.filter, None)
-        for anchor in entry.anchors:
-            index = self._index_of(anchor.field)
-            del index.postings[anchor.value][entry.filter]
-            if not index.postings[anchor.value]:
-                del index.postings[anchor.value]
-            if not index.postings:
-                del self._indexes(anchor.field)[_name(anchor.field)]
-
-    def _index_of(self, field: Field) -> _Index:
-        """The field's index, or an empty one that is not yet held."""
-        return self._indexes(field).get(_name(field)) or _Index(field)
-
-    def _indexes(self, field: Field) -> dict[str, _Index]:
-        return self._attributes if isinstance(field, Attribute) else self._fields
-
-
-def _name(field: Field) -> str:
-    return field.key if isinstance(field, Attribute) else field.text
+def _remainder(expression: Expression, anchors: tuple[Equals, ...]) -> Expression | None:
+    """What the expression asks besides that one of the anchors holds."""
+    if _is_enough(expression, anchors):
+        return None
+    if isinstance(expression, And):
+        return conjunction(part for part in expression.parts if not _is_enough(part, anchors))
+    return expression
 
 
 def _is_enough(expression: Expression, anchors: tuple[Equals, ...]) -> bool:
     """True when the expression holds exactly where one of the anchors does."""
     parts = expression.parts if isinstance(expression, Or) else (expression,)
-    return set(parts) == set(anchors)
+    return {part.text for part in parts} == {anchor.text for anchor in anchors}
 
 
-def _narrowed(
-    candidates: FrozenBitMap,
-    remainder: Expression | None,
-    view: BatchView,
-    known: dict[str, FrozenBitMap],
-) -> FrozenBitMap:
-    if remainder is None:
-        return candidates
+def _remaining(remainder: Expression, view: BatchView, known: dict[str, FrozenBitMap]) -> FrozenBitMap:
     rows = known.get(remainder.text)
     if rows is None:
         rows = known[remainder.text] = positions(remainder.evaluate(view))
-    return candidates & rows
+    return rows

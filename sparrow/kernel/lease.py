@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from sparrow.kernel.offsets import to_list
 from sparrow.model.errors import InvalidAckId
 from sparrow.model.message import StreamId
 
@@ -38,6 +37,7 @@ _HEAD_CHARACTERS = 48
 _PRIME = 65_521
 """Largest prime below 2**16: a change of any one hex digit of a tail changes its remainder."""
 _STEP = 40_503
+_DISTANCE_MAX = 2**48
 NEVER_US = 2**63 - 1
 SESSION_MAX = 2**32 - 1
 
@@ -166,7 +166,7 @@ class LeaseTable:
     def expire(self, now_us: int) -> Iterator[tuple[Lease, BitMap64]]:
         """End what is due by ``now_us``: pairs of lease and the messages it lost."""
         while self._deadlines and self._deadlines[0][0] <= now_us:
-            deadline_us, number = heapq.heappop(self._deadlines)
+            _, number = heapq.heappop(self._deadlines)
             lease = self.by_number.get(number)
             if lease is None:
                 continue
@@ -218,11 +218,11 @@ def head_of(subscription_id: int, stream: StreamId, first_offset: int, number: i
     return base64.urlsafe_b64encode(raw + _CRC.pack(zlib.crc32(raw))).decode("ascii")
 
 
-def ack_ids(head: str, first_offset: int, offsets: BitMap64) -> list[str]:
+def ack_ids(head: str, first_offset: int, offsets: Iterable[int]) -> list[str]:
     """The ack ids of messages of a lease, in the order of their offsets."""
     salt = _salt(head)
     head += "."
-    distances = [offset - first_offset for offset in to_list(offsets)]
+    distances = [offset - first_offset for offset in offsets]
     return [head + "%x" % (d * _PRIME + (d * _STEP + salt) % _PRIME) for d in distances]
 
 
@@ -261,7 +261,7 @@ def parse_ack_ids(
             bad.append((ack_id, group))
             continue
         distance, check = divmod(value, _PRIME)
-        if (distance * _STEP + group.name.salt) % _PRIME != check or value < 0:
+        if (distance * _STEP + group.name.salt) % _PRIME != check or not 0 <= distance < _DISTANCE_MAX:
             bad.append((ack_id, InvalidAckId(f"{_shown(ack_id)} is not an ack id")))
             continue
         group.offsets.append(group.name.first_offset + distance)

@@ -67,8 +67,17 @@ class Lanes:
 
     @property
     def running(self) -> int:
-        """Lanes that stand in a queue: at least so many messages can be handed over."""
-        return sum(len(q) for levels in self._queues.values() for q in levels.values())
+        """Lanes that any consumer could be served from.
+
+        May count leftovers; after a ``take`` that returned less than was asked there are none.
+        """
+        homes = (levels for place, levels in self._queues.items() if not isinstance(place, str))
+        return sum(len(queue) for levels in homes for queue in levels.values())
+
+    def is_waiting(self, entry: int) -> bool:
+        """Whether a message is in a lane and not outstanding."""
+        lane = self._lane_of.get(entry)
+        return lane is not None and entry not in lane.outstanding
 
     def __contains__(self, entry: int) -> bool:
         return entry in self._lane_of
@@ -92,9 +101,7 @@ class Lanes:
                 self._insert(lane, entry)
             else:
                 waiting.append(entry)
-            if lane.place is None and not lane.outstanding:
-                self._queue(lane)
-            elif lane.outstanding or waiting[0] == entry:
+            if lane.place is None:
                 self._queue(lane)
 
     def rank(self, entry: int, rank: int) -> None:
@@ -154,19 +161,22 @@ class Lanes:
                 lane.place = None
 
     def fail(self, entries: Iterable[int]) -> list[int]:
-        """These failed and hold up their lanes; returns later ones that were recalled with them."""
-        recalled: list[int] = []
+        """These failed: they take their old places and hold up their lanes.
+
+        Returns the later ones that are outstanding in the same lanes. The caller ends their leases
+        and puts them back; those that are being settled have no lease and stay.
+        """
+        later: list[int] = []
         for entry in entries:
             lane = self._lane_of.get(entry)
             if lane is None:
                 continue
             self._held.add(entry)
-            if entry not in lane.outstanding:
-                continue
-            later = [e for e in lane.outstanding if self._key(e) > self._key(entry)]
-            self.put_back([*later, entry])
-            recalled += later
-        return recalled
+            if len(lane.outstanding) > 1:
+                mark = self._key(entry)
+                later += [e for e in lane.outstanding if self._key(e) > mark]
+            self.put_back((entry,))
+        return later
 
     def put_back(self, entries: Iterable[int]) -> None:
         """These are outstanding no longer and take their old places."""

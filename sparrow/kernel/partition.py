@@ -17,7 +17,7 @@ _MASK = 0xFFFFFFFF
 
 def partition_of(key: str, partitions: int) -> int:
     """The partition of one key."""
-    hashed = google_crc32c.value(key.encode()) * _SPREAD & _MASK
+    hashed: int = google_crc32c.value(key.encode()) * _SPREAD & _MASK
     return hashed * partitions >> 32
 
 

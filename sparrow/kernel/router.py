@@ -3,7 +3,8 @@
 Patterns lie in a trie, one node a level, with the wildcards as edges of their own. A match walks the
 topic's levels once, following the literal edge and the ``*`` edge of every node it stands on, and
 picks up ``#`` on the way. Its cost depends on the levels and on the size of the answer; how many
-patterns lie beside the path does not matter.
+patterns lie beside the path does not matter. (Where patterns spell out every mix of names and ``*``
+the paths double with each level, as does what such patterns match.)
 
 An LRU cache of topic to answer stands before the trie. A change never walks it. Each cached answer
 holds the *stamp* of its topic's first level and the stamp of everything; a change of a pattern
@@ -19,12 +20,13 @@ Invariants:
 - ``version`` grows with every add or remove that changed something
 
 A million patterns make a few million nodes, so a node is kept small: the first literal child is held
-inline and a dict appears with the second; one subscription is held as a bare number and a set appears
-with the second.
+inline and a dict appears with the second; the inline one's name, most often a word of many patterns,
+is shared; one subscription is held as a bare number and a set appears with the second.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from weakref import WeakValueDictionary
@@ -69,7 +71,7 @@ class _Node:
         if level == ONE:
             self.star = node
         elif self.child is None:
-            self.level, self.child = level, node
+            self.level, self.child = sys.intern(level), node
         elif self.others is None:
             self.others = {level: node}
         else:

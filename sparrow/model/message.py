@@ -8,9 +8,11 @@ because webhook signatures join id, time and body with dots.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Protocol, overload
 
-from sparrow.model.errors import MessageNotFound
+from sparrow.model.errors import InvalidArgument, MessageNotFound
 
 _ID = re.compile(r"(\d{1,10})-(\d{1,4})-(\d{1,19})\Z")
 
@@ -55,3 +57,212 @@ class Receipt(NamedTuple):
     publish_time_us: int
     is_duplicate: bool = False
     """True when an earlier publish with the same sequence or idempotency key was returned instead."""
+
+
+class Receipts(Sequence[Receipt]):
+    """The receipts of one publish, in the order of its messages.
+
+    A batch costs per batch: what is kept are runs of offsets, and a Receipt is made when it is asked for.
+    """
+
+    __slots__ = ("_places", "_rows", "_runs", "_size", "_topic", "_topic_id", "duplicates")
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: int,
+        runs: Sequence[Run],
+        rows: Sequence[tuple[int, int]] | None = None,
+        duplicates: Mapping[int, Run] | None = None,
+    ) -> None:
+        self._topic = topic
+        self._topic_id = topic_id
+        self._runs = runs
+        self._rows = rows
+        """Per message (run, place in it); None when the messages fill one run in order."""
+        self.duplicates = duplicates or {}
+        """Messages that were stored before, by their place in the publish."""
+        self._size = len(rows) if rows is not None else sum(run.length for run in runs)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self._receipt(place) for place in range(*index.indices(self._size))]
+        place = index + self._size if index < 0 else index
+        if not 0 <= place < self._size:
+            raise IndexError(f"there are {self._size} receipts, not {index + 1}")
+        return self._receipt(place)
+
+    def _receipt(self, place: int) -> Receipt:
+        repeated = self.duplicates.get(place)
+        if repeated is not None:
+            run, within = repeated, 0
+        elif self._rows is None:
+            run, within = self._runs[0], place
+        else:
+            number, within = self._rows[place]
+            run = self._runs[number]
+        offset = run.base_offset + within
+        message_id = str(MessageId(self._topic_id, run.partition, offset))
+        is_duplicate = repeated is not None or run.is_duplicate
+        return Receipt(self._topic, run.partition, offset, message_id, run.publish_time_us, is_duplicate)
+
+    def __repr__(self) -> str:
+        return f"<{self._size} receipts of {self._topic!r}>"
+
+
+class Run(NamedTuple):
+    """Messages that went to consecutive offsets of one partition."""
+
+    partition: int
+    base_offset: int
+    length: int
+    publish_time_us: int
+    is_duplicate: bool = False
+
+
+class Rows(Protocol):
+    """Where a message's less used values are fetched from when somebody asks."""
+
+    def value(self, column: str, row: int) -> Any: ...
+
+
+class Message:
+    """A message as it is handed over. ``attempt`` counts hand-overs from 1; 0 when it was only read.
+
+    Data and key are there at once; everything else is taken from the batch it came in when it is asked
+    for, because most programs look at little of it.
+    """
+
+    __slots__ = (
+        "_row",
+        "_rows",
+        "attempt",
+        "data",
+        "key",
+        "offset",
+        "partition",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: int,
+        partition: int,
+        offset: int,
+        data: bytes | None,
+        key: str | None,
+        attempt: int,
+        rows: Rows,
+        row: int,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.offset = offset
+        self.data = data
+        self.key = key
+        self.attempt = attempt
+        self._rows = rows
+        self._row = row
+
+    @property
+    def id(self) -> str:
+        """The id under which the message was first stored; it survives dead-lettering and replay."""
+        original: str | None = self._rows.value("original_id", self._row)
+        return original or f"{self.topic_id}-{self.partition}-{self.offset}"
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return dict(self._rows.value("attributes", self._row) or ())
+
+    @property
+    def publish_time_us(self) -> int:
+        """When the broker took the message, in microseconds since 1970."""
+        return int(self._rows.value("publish_time", self._row))
+
+    @property
+    def publish_time(self) -> datetime:
+        """When the broker took the message, in UTC."""
+        return from_us(self.publish_time_us)
+
+    @property
+    def event_time(self) -> datetime | None:
+        """The publisher's own time, when it gave one."""
+        return self._moment("event_time")
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """The time before which the message is not delivered."""
+        return self._moment("deliver_at")
+
+    @property
+    def priority(self) -> int:
+        return self._rows.value("priority", self._row) or 0
+
+    @property
+    def ttl_s(self) -> float | None:
+        """Seconds after its publish time for which the message is worth delivering."""
+        ttl_ms: int | None = self._rows.value("ttl_ms", self._row)
+        return None if ttl_ms is None else ttl_ms / 1000
+
+    @property
+    def idempotency_key(self) -> str | None:
+        key: str | None = self._rows.value("idempotency_key", self._row)
+        return key
+
+    @property
+    def producer_id(self) -> int | None:
+        found: int | None = self._rows.value("producer_id", self._row)
+        return found
+
+    @property
+    def sequence(self) -> int | None:
+        """The producer's sequence of this message."""
+        found: int | None = self._rows.value("sequence", self._row)
+        return found
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the message says that its key is gone."""
+        return self.data is None
+
+    def _moment(self, column: str) -> datetime | None:
+        time_us: int | None = self._rows.value(column, self._row)
+        return None if time_us is None else from_us(time_us)
+
+    def __repr__(self) -> str:
+        size = "tombstone" if self.data is None else f"{len(self.data)} bytes"
+        key = "" if self.key is None else f" key={self.key!r}"
+        return f"<Message {self.id} {self.topic}{key} {size}>"
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def from_us(time_us: int) -> datetime:
+    """Microseconds since 1970 as a datetime in UTC, exact."""
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def to_us(moment: object) -> int:
+    """A point in time as microseconds since 1970: an aware datetime, or seconds as a number."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidArgument(
+                f"{moment} has no time zone", hint="Use datetime.now(UTC) or another aware datetime."
+            )
+        return (moment - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(moment, int | float) and not isinstance(moment, bool):
+        return int(moment * 1_000_000)
+    raise InvalidArgument(f"a time is a datetime or seconds since 1970, not {type(moment).__name__}")

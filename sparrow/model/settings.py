@@ -421,7 +421,8 @@ def _overlap(first: Address, second: Address) -> bool:
 def _invalid(problems: Sequence[str]) -> InvalidSettings:
     count = "a setting is wrong" if len(problems) == 1 else f"{len(problems)} settings are wrong"
     lines = "".join(f"\n  {problem}" for problem in problems)
-    return InvalidSettings(f"{count}:{lines}", problems=list(problems))
+    hint = "Correct every line listed; `sparrow config table` lists all settings."
+    return InvalidSettings(f"{count}:{lines}", hint=hint, problems=list(problems))
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:

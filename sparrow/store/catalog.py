@@ -11,8 +11,9 @@ in one SQLite file. The promises:
   in every row, by the ledger's digest of every table, and after an orderly close by a checksum of
   the whole file (see ``catalog_ledger`` and ``catalog_marker``).
 
-One thread opens, uses and closes a catalog; SQLite refuses every other. How a file is opened, changed
-and closed is in ``catalog_session``; here is what the rows mean and which changes are refused.
+A catalog serves one thread at a time and one process at a time; a second process is refused. How a
+file is opened, changed and closed is in ``catalog_session``; here is what the rows mean and which
+changes are refused.
 """
 
 from __future__ import annotations

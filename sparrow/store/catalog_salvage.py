@@ -37,6 +37,7 @@ from sparrow.store.catalog_tables import (
     SEGMENTS,
     STREAMS,
     SUBSCRIPTIONS,
+    TOPICS,
     CatalogRows,
     CursorCheckpoint,
     Document,
@@ -48,6 +49,7 @@ from sparrow.store.catalog_tables import (
     row_crc,
     segment_from_row,
     subscription_from_row,
+    topic_from_row,
 )
 
 PAGE_BYTES_DEFAULT = 4096

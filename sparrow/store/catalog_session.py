@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table
-from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from sparrow.model.errors import CatalogDamaged, PreconditionFailed, SparrowError, StorageError
 from sparrow.store import catalog_schema as schema
@@ -51,10 +50,10 @@ class CatalogSession:
         self._verified: dict[str, list[Row]] = {}
         self._marker = CleanMarker(path, disk)
         self._marker.check()
-        with _typed_errors(doing):
+        with database.typed_errors(doing):
             self._connection: Connection = database.connect(path)
         try:
-            with _typed_errors(doing):
+            with database.typed_errors(doing):
                 self.ledger: Ledger = self._load(migrations)
         except BaseException:
             database.disconnect(self._connection)
@@ -86,7 +85,7 @@ class CatalogSession:
         assert self._draft is None, "a catalog cannot be closed within its own transaction"
         if self.is_closed:
             return
-        with _typed_errors(f"cannot close the catalog {self.path}"):
+        with database.typed_errors(f"cannot close the catalog {self.path}"):
             try:
                 is_whole = self._failure is None and database.checkpoint(self._connection)
             finally:
@@ -123,7 +122,7 @@ class CatalogSession:
     @contextmanager
     def _part_of_transaction(self, draft: Draft) -> Iterator[Draft]:
         try:
-            with _typed_errors("the catalog cannot be changed"):
+            with database.typed_errors("the catalog cannot be changed"):
                 yield draft
         except BaseException:
             draft.has_failed = True
@@ -136,7 +135,7 @@ class CatalogSession:
         self._marker.remove()
         self._verified = {}
         try:
-            with _typed_errors("the catalog cannot be changed"):
+            with database.typed_errors("the catalog cannot be changed"):
                 database.begin(self._connection)
                 yield
                 database.commit(self._connection)
@@ -153,7 +152,7 @@ class CatalogSession:
 
     def _roll_back(self, error: BaseException) -> None:
         try:
-            with _typed_errors("the catalog cannot undo a transaction"):
+            with database.typed_errors("the catalog cannot undo a transaction"):
                 database.rollback(self._connection)
         except SparrowError as second:
             error = second
@@ -162,7 +161,7 @@ class CatalogSession:
     def _keep_log_short(self) -> None:
         """The transaction is committed already, so that a failure here concerns the next one."""
         try:
-            with _typed_errors("the catalog's log cannot be moved into its main file"):
+            with database.typed_errors("the catalog's log cannot be moved into its main file"):
                 database.keep_log_short(self._connection, self.path)
         except SparrowError as error:
             self._freeze_if_in_doubt(error)
@@ -175,21 +174,10 @@ class CatalogSession:
         """Rows in the order of their keys; whoever knows the table knows their types."""
         if not where and table.name in self._verified:
             return sorted(self._verified.pop(table.name))
-        with _typed_errors("the catalog cannot be read"):
+        with database.typed_errors("the catalog cannot be read"):
             return rows_where(self._connection, table, *where)
 
     def rows_with_keys(self, table: Table, keys: Sequence[Key]) -> list[Any]:
         """Those rows with these keys that are there."""
-        with _typed_errors("the catalog cannot be read"):
+        with database.typed_errors("the catalog cannot be read"):
             return rows_with_keys(self._connection, table, keys)
-
-
-@contextmanager
-def _typed_errors(doing: str) -> Iterator[None]:
-    """Turns errors of the database into ours, save those that only a bug of ours can cause."""
-    try:
-        yield
-    except ProgrammingError:
-        raise
-    except DBAPIError as error:
-        raise database.typed_error(error, doing) from error

@@ -12,12 +12,14 @@ handling opens them late and not at all around statements that change the schema
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from sparrow.model.errors import (
@@ -31,11 +33,13 @@ from sparrow.model.errors import (
     StorageFull,
 )
 
-BUSY_TIMEOUT_MS = 2_000
-"""How long a lock of another process is waited for; the broker itself has one connection only."""
+BUSY_TIMEOUT_MS = 1_000
+"""How long someone who looks into the file with another program is waited for."""
 
 _PRAGMAS = (
     f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
+    # Two processes with a ledger in memory each would undo each other's digests: let one in only.
+    "PRAGMA locking_mode = EXCLUSIVE",
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
     # Deleted rows leave zeros, so that salvage cannot mistake them for living ones.
@@ -104,13 +108,13 @@ def layout(connection: Connection) -> list[tuple[object, ...]]:
 
 
 def checkpoint(connection: Connection) -> bool:
-    """Moves the write-ahead log into the main file; False when a reader elsewhere prevents it."""
+    """Moves the write-ahead log into the main file; False when someone else prevents it."""
     busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
     return not busy
 
 
 def keep_log_short(connection: Connection, path: Path) -> None:
-    """Empties the write-ahead log when it has grown long; a reader elsewhere puts that off."""
+    """Empties the write-ahead log when it has grown long."""
     if wal_path(path).stat().st_size > LOG_BYTES_MAX:
         checkpoint(connection)
 
@@ -125,11 +129,22 @@ def wal_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def typed_error(error: DBAPIError, doing: str) -> SparrowError:
-    """The error of ours that says what SQLite's error means."""
-    cause = error.orig
+@contextmanager
+def typed_errors(doing: str) -> Iterator[None]:
+    """Turns SQLite's errors into ours, save those that only a bug of ours can cause."""
+    try:
+        yield
+    except (ProgrammingError, sqlite3.ProgrammingError):
+        raise
+    except (DBAPIError, sqlite3.Error) as error:
+        raise _typed_error(error, doing) from error
+
+
+def _typed_error(error: DBAPIError | sqlite3.Error, doing: str) -> SparrowError:
+    cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", None)
     name = getattr(cause, "sqlite_errorname", type(cause).__name__)
+    # Without a code, the driver could not make sense of a stored value.
     kind = CatalogDamaged if code is None else _ERRORS.get(code & 0xFF, CatalogDamaged)
     if code in (sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY):
         kind = AlreadyExists
@@ -137,10 +152,10 @@ def typed_error(error: DBAPIError, doing: str) -> SparrowError:
 
 
 def leaves_doubt(error: BaseException) -> bool:
-    """True when SQLite's failure may have left something behind on disk, so that it must be reread."""
-    if not isinstance(error, StorageError) or not isinstance(error.__cause__, DBAPIError):
-        return isinstance(error, CatalogDamaged)
-    return not isinstance(error, StorageFull | DataDirectoryUnusable | DataDirectoryLocked)
+    """True when a failure may have left something behind on disk, which opening would find."""
+    if isinstance(error, StorageError) and isinstance(error.__cause__, DBAPIError | sqlite3.Error):
+        return not isinstance(error, StorageFull | DataDirectoryUnusable | DataDirectoryLocked)
+    return isinstance(error, CatalogDamaged)
 
 
 def _driver(connection: Connection) -> Any:

@@ -181,11 +181,13 @@ class Journal:
         """A durable entry without content; it witnesses the catalog version."""
         await self.append([FactsDraft(b"", 0)], Durability.DURABLE, _ignore)
 
-    def rotate(self) -> None:
-        """Finishes the current file soon, when it holds more than notes."""
-        if self._has_content:
+    async def rotate(self) -> None:
+        """Finishes the current file, when it holds more than notes."""
+        if self._has_content and self._frozen is None:
             self._is_rotation_wanted = True
             self._kick()
+            while self._is_rotation_wanted and self._runner is not None:
+                await asyncio.wait([self._runner])
 
     async def close(self) -> None:
         """Writes what is pending, leaves a note, and finishes the file."""

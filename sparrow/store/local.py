@@ -82,6 +82,7 @@ class LocalStore:
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-lake")
         self._seal_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-seal")
         self._keeping = asyncio.Lock()
+        self._is_file_finished = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
         self._journal = Journal(
             disk=disk,
@@ -380,6 +381,7 @@ class LocalStore:
 
     def _remember_newest(self, number: int) -> None:
         """Keeps the newest file's number in the catalog, so that its loss would be noticed."""
+        self._is_file_finished.set()
         self._spawn(self.put_document("journal", "newest", str(number).encode()))
 
     def _spawn(self, work: Any) -> None:
@@ -392,8 +394,18 @@ class LocalStore:
     def finished_bytes(self) -> int:
         return sum(file.end for file in self._journal.finished())
 
-    def rotate(self) -> None:
-        self._journal.rotate()
+    async def rotate(self) -> None:
+        await self._journal.rotate()
+
+    async def wait_for_finished(self, bytes_min: int, timeout_s: float) -> None:
+        """Returns when so much is finished, or after the timeout, when whatever there is gets finished."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.finished_bytes() < bytes_min:
+                    self._is_file_finished.clear()
+                    await self._is_file_finished.wait()
+                return
+        await self.rotate()
 
     async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int:
         async with self._keeping:

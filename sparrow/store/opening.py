@@ -91,7 +91,12 @@ def _recover(
         damages=tuple(scan.damages),
     )
     recovered = Recovered(
-        replay.facts, replay.producers, catalog.cursors(), catalog.producer_states(), report
+        replay.facts,
+        replay.producers,
+        catalog.cursors(),
+        catalog.producer_states(),
+        {producer.id: producer.epoch for producer in catalog.producers()},
+        report,
     )
     return Opened(directory, catalog, hot, index, scan, topics, catalog.subscriptions(), recovered)
 

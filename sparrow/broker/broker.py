@@ -1,0 +1,268 @@
+"""The broker: composes its parts and holds no rule.
+
+Everything here is asyncio and runs on one event loop. ``sparrow.aopen`` gives this object;
+``sparrow.open`` gives the same verbs for blocking code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from sparrow.broker import admission, condition, handover, logs
+from sparrow.broker.clock import Clock
+from sparrow.broker.ingress import Ingress, ProducerId
+from sparrow.broker.maintenance import Maintenance
+from sparrow.broker.producer import Producer
+from sparrow.broker.repeats import Repeats
+from sparrow.broker.topics import Topics
+from sparrow.model.errors import BrokerClosed, InvalidArgument
+from sparrow.model.health import Health
+from sparrow.model.message import Message, Receipt, Receipts, StreamId, to_us
+from sparrow.model.names import parse_producer
+from sparrow.model.settings import Settings
+from sparrow.model.topic import Topic
+from sparrow.store import batch as batches
+from sparrow.store.local import LocalStore
+from sparrow.store.ports import Bounds, RecoveryReport, Store, StoreState
+
+_READ_BYTES = 4 * 1024 * 1024
+
+
+class Broker:
+    """An open broker."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self._store = store
+        self._clock = clock
+        self._log = logs.get("broker")
+        self._is_closed = False
+        self._topics = Topics(store, settings.topics, clock)
+        self._repeats = Repeats(store, settings.dedupe)
+        self._repeats.recover(store.recovered)
+        self._ingress = Ingress(store, self._topics, self._repeats, clock, self._arrived)
+        self._maintenance = Maintenance(
+            store, self._topics, self._repeats, settings, clock, list, lambda topic: {}
+        )
+
+    @classmethod
+    async def open(
+        cls, settings: Settings | None = None, *, store: Store | None = None, clock: Clock | None = None
+    ) -> Broker:
+        """Opens the data directory, recovers, and starts the background work."""
+        settings, clock = settings or Settings(), clock or Clock()
+        if store is None:
+            store = await LocalStore.open(
+                Path(settings.data), journal=settings.journal, lake=settings.lake, now_us=clock.now_us
+            )
+        broker = cls(store, settings, clock)
+        broker._maintenance.start()
+        broker._log_recovery(store.recovered.report)
+        return broker
+
+    async def close(self) -> None:
+        """Finishes what is under way, then closes the store. Closing twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._maintenance.stop()
+            await self._store.close()
+            self._log.info("broker-closed")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self._topics)} topics"
+        return f"<Broker {self.settings.data!r} {state}>"
+
+    # Topics.
+
+    async def create_topic(self, name: str, *, partitions: int | None = None, **policy: Any) -> Topic:
+        """A new topic. Options: durability, codec, retention_s, retention_bytes, retention_messages,
+        retain_until_acked, dedupe_window_s."""
+        self._check_open()
+        topic = await self._topics.create(name, partitions, policy)
+        self._log.info("topic-created", "", topic=topic.name, partitions=topic.partitions)
+        return topic
+
+    async def topic(self, name: str) -> Topic:
+        """The topic of this name."""
+        return self._topics.get(name)
+
+    async def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return list(self._topics)
+
+    async def update_topic(self, name: str, *, partitions: int | None = None, **policy: Any) -> Topic:
+        """Changes options of a topic; partitions may grow."""
+        self._check_open()
+        return await self._topics.update(name, partitions, policy)
+
+    async def delete_topic(self, name: str) -> None:
+        """Deletes a topic and its messages."""
+        self._check_open()
+        topic = self._topics.get(name)
+        await self._topics.delete(topic)
+        self._repeats.forget_topic(topic.id)
+        self._log.info("topic-deleted", "", topic=topic.name)
+
+    # Publishing.
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes | None,
+        *,
+        key: str | None = None,
+        attributes: dict[str, str] | None = None,
+        event_time: datetime | float | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Stores one message; the receipt comes when it is as safe as the topic's durability says."""
+        self._check_open()
+        row = admission.check_row(
+            data, key, attributes, event_time, priority, ttl_s, deliver_at, idempotency_key
+        )
+        return await self._ingress.publish(topic, row)
+
+    async def publish_batch(
+        self,
+        topic: str,
+        data: Sequence[bytes | None],
+        *,
+        keys: Sequence[str | None] | None = None,
+        attributes: Sequence[dict[str, str] | None] | None = None,
+        event_times: Sequence[datetime | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        idempotency_keys: Sequence[str | None] | None = None,
+    ) -> Receipts:
+        """Stores many messages, all or none; costs per batch, not per message."""
+        self._check_open()
+        columns = {
+            "key": keys,
+            "attributes": attributes,
+            "event_time": event_times,
+            "priority": priorities,
+            "idempotency_key": idempotency_keys,
+        }
+        given = {name: values for name, values in columns.items() if values is not None}
+        batch = admission.values_to_batch(data, given)
+        admission.check_batch(batch)
+        admission.check_request_size(batch)
+        return await self._ingress.publish_batch(await self._topics.resolve(topic), batch)
+
+    async def publish_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> Receipts:
+        """Stores an Arrow table: a column ``data`` and any of the other message columns. A large table
+        is stored as several batches, each whole or not at all."""
+        self._check_open()
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise InvalidArgument(
+                f"publish_table takes an Arrow table or record batch, not {type(table).__name__}",
+                hint="Convert with pyarrow.Table.from_pandas or polars' to_arrow().",
+            )
+        chosen = batches.from_table(table)
+        admission.check_batch(chosen)
+        return await self._ingress.publish_table(await self._topics.resolve(topic), chosen)
+
+    async def producer(self, name: str) -> Producer:
+        """A producer whose repeats are recognised; an earlier one of the same name is fenced off."""
+        self._check_open()
+        identity = ProducerId(*await self._store.open_producer(parse_producer(name)))
+        self._repeats.open_epoch(*identity)
+        return Producer(name, identity, self._ingress, self._topics, self._repeats)
+
+    # Reading.
+
+    async def bounds(self, topic: str, partition: int = 0) -> Bounds:
+        """The first offset kept and the one after the last."""
+        return self._store.bounds(self._topics.stream(topic, partition)[1])
+
+    async def read(
+        self, topic: str, *, partition: int = 0, offset: int = 0, max_messages: int = 1000
+    ) -> list[Message]:
+        """Messages of a partition from an offset on; empty at the end of the log."""
+        found, stream = self._topics.stream(topic, partition)
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise InvalidArgument(f"max_messages must be at least 1, not {max_messages!r}")
+        messages: list[Message] = []
+        end = self._store.bounds(stream).end_offset
+        while len(messages) < max_messages and (offset < end or not messages):
+            read = await self._store.read(stream, offset, _READ_BYTES)
+            if not read:
+                break
+            for batch in read:
+                messages.extend(handover.messages(batch, found.name, max_messages - len(messages)))
+                offset = batch.end_offset
+                if len(messages) >= max_messages:
+                    break
+        return messages
+
+    async def read_batches(
+        self, topic: str, *, partition: int = 0, offset: int = 0, max_bytes: int = _READ_BYTES
+    ) -> list[pa.RecordBatch]:
+        """The same as Arrow record batches, about ``max_bytes`` of them; the columns are the lake's."""
+        _, stream = self._topics.stream(topic, partition)
+        return [found.batch for found in await self._store.read(stream, offset, max_bytes)]
+
+    async def offset_at(self, topic: str, moment: datetime | float, *, partition: int = 0) -> int:
+        """The first offset published at or after a moment."""
+        _, stream = self._topics.stream(topic, partition)
+        return await self._store.offset_at(stream, to_us(moment))
+
+    # Keeping.
+
+    async def seal(self) -> int:
+        """Moves everything published so far into the lake now; the number of messages moved."""
+        self._check_open()
+        return await self._maintenance.seal()
+
+    async def apply_retention(self) -> int:
+        """Drops what the topics' policies no longer keep, now; the number of segments dropped."""
+        self._check_open()
+        return await self._maintenance.apply_retention()
+
+    def health(self) -> Health:
+        return condition.report(self._store.state(), self._maintenance.complaint)
+
+    def state(self) -> StoreState:
+        """Sizes, counters and known damage of the store."""
+        return self._store.state()
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What opening did and found."""
+        return self._store.recovered.report
+
+    def _arrived(self, stream: StreamId) -> None:
+        """New messages of a stream can be read."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BrokerClosed("the broker is closed")
+
+    def _log_recovery(self, report: RecoveryReport) -> None:
+        self._log.info(
+            "broker-opened", "", messages=report.messages, seconds=round(report.seconds, 3),
+            segments=report.segments, torn_bytes=report.torn_bytes,
+        )  # fmt: skip
+        for damage in report.damages:
+            self._log.error("data-damaged", f"{damage.file}: {damage.what}", **_fields(damage))
+
+
+def _fields(damage: Any) -> dict[str, Any]:
+    return {name: getattr(damage, name) for name in damage.__struct_fields__ if name != "what"}
+

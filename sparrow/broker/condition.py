@@ -1,0 +1,44 @@
+"""How the broker is: turns what the store and the background tasks say into a health report."""
+
+from __future__ import annotations
+
+from sparrow.model.health import Check, Health, Status, overall
+from sparrow.store.ports import StoreState
+
+
+def report(state: StoreState, maintenance_complaint: str | None) -> Health:
+    """The health of this moment."""
+    checks = (_journal(state), _data(state), _maintenance(maintenance_complaint))
+    advice = tuple(_advice(state, maintenance_complaint))
+    return Health(overall(checks), checks, advice)
+
+
+def _journal(state: StoreState) -> Check:
+    if not state.is_writable:
+        return Check("journal", Status.CRITICAL, f"publishes are refused: {state.complaint}")
+    return Check("journal", Status.HEALTHY, f"{state.journal_files} files, {state.pending_bytes} bytes pending")
+
+
+def _data(state: StoreState) -> Check:
+    if state.damages:
+        first = state.damages[0]
+        text = f"{len(state.damages)} damaged places; the first: {first.file}: {first.what}"
+        return Check("data", Status.DEGRADED, text)
+    return Check("data", Status.HEALTHY, f"{state.segments} segments, no damage known")
+
+
+def _maintenance(complaint: str | None) -> Check:
+    if complaint:
+        return Check("maintenance", Status.DEGRADED, complaint)
+    return Check("maintenance", Status.HEALTHY)
+
+
+def _advice(state: StoreState, complaint: str | None) -> list[str]:
+    found = []
+    if not state.is_writable:
+        found.append("Check the disk, then restart the broker; receipted messages are safe.")
+    if state.damages:
+        found.append("Run `sparrow log verify` on the stopped data directory to see what is damaged.")
+    if complaint:
+        found.append("Look at the log lines with event_type maintenance-failed.")
+    return found

@@ -1,0 +1,317 @@
+"""The way in: a publish form becomes drafts, repeats are recognised, and the log answers with receipts.
+
+A batch stays a batch. It is cut by partition only when its topic has several and its messages have keys,
+and looked at message by message only for idempotency keys. A batch that is cut is still stored whole or
+not at all: its pieces are one atomic chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparrow.broker import admission
+from sparrow.broker.clock import Clock
+from sparrow.broker.repeats import Repeats
+from sparrow.broker.singles import Singles
+from sparrow.broker.topics import Topics
+from sparrow.kernel import dedupe
+from sparrow.kernel.dedupe import Request, Stored
+from sparrow.kernel.partition import partitions_of
+from sparrow.model.errors import InvalidArgument, SparrowError
+from sparrow.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
+from sparrow.model.message import Receipt, Receipts, Run, StreamId
+from sparrow.model.topic import Topic
+from sparrow.store import batch as batches
+from sparrow.store.ports import BatchDraft, Commit, Store
+
+
+class ProducerId(NamedTuple):
+    """A producer in one of its lives."""
+
+    id: int
+    epoch: int
+
+
+class _Piece(NamedTuple):
+    """The part of a batch that goes to one partition; ``rows`` are places in the batch, None for all."""
+
+    partition: int
+    batch: pa.RecordBatch
+    rows: Sequence[int] | None
+
+
+class Ingress:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        repeats: Repeats,
+        clock: Clock,
+        arrived: Callable[[StreamId], None],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._repeats = repeats
+        self._clock = clock
+        self._arrived = arrived
+        self._singles = Singles(store, arrived)
+        self._turn = 0
+
+    async def publish(self, topic_name: object, row: admission.Row) -> Receipt:
+        """One message."""
+        topic = await self._topics.resolve(topic_name)
+        if row[7] is None:
+            return await self._singles.add(topic, row)
+        receipts = await self.publish_batch(topic, admission.rows_to_batch([row]))
+        return receipts[0]
+
+    async def publish_batch(
+        self,
+        topic: Topic,
+        batch: pa.RecordBatch,
+        producer: ProducerId | None = None,
+        base_sequence: int | None = None,
+    ) -> Receipts:
+        """One batch in publish form, checked already."""
+        has_keys = "idempotency_key" in batch.schema.names
+        if producer is not None:
+            if has_keys:
+                raise InvalidArgument("a producer's sequence and idempotency keys exclude each other")
+            assert base_sequence is not None
+            return await self._publish_sequence(topic, batch, producer, base_sequence)
+        if has_keys:
+            return await self._publish_keyed(topic, batch)
+        pieces = self._split(topic, batch)
+        commit = await self._append(topic, [self._draft(topic, piece) for piece in pieces])
+        return _receipts(topic, pieces, commit, batch.num_rows)
+
+    async def publish_table(self, topic: Topic, table: pa.Table) -> Receipts:
+        """A table of any size, as many batches; they are on their way together, in order."""
+        parts = [self.publish_batch(topic, piece) for piece in cut(table)]
+        return _joined(topic, await asyncio.gather(*parts))
+
+    # A producer's sequence.
+
+    async def _publish_sequence(
+        self, topic: Topic, batch: pa.RecordBatch, producer: ProducerId, base_sequence: int
+    ) -> Receipts:
+        repeats, count = self._repeats, batch.num_rows
+        repeats.check_epoch(*producer)
+        ledger = repeats.ledger(producer.id, topic.id)
+        mark = (producer.id, topic.id, base_sequence)
+        if ledger.is_on_its_way(base_sequence) and mark in repeats.requests_on_their_way:
+            stored = await asyncio.shield(repeats.requests_on_their_way[mark])
+            return _repeated(topic, stored)
+        known = ledger.find(producer.epoch, base_sequence, count)
+        if known is not None:
+            return _repeated(topic, known)
+        pieces = self._split(topic, batch)
+        drafts = [self._sequenced(topic, piece, producer, base_sequence, len(pieces) > 1) for piece in pieces]
+        ledger.reserve(base_sequence, count)
+        repeats.requests_on_their_way[mark] = asyncio.get_running_loop().create_future()
+
+        def remember(commit: Commit) -> None:
+            stored = _request(pieces, commit, base_sequence)
+            repeats.apply_request(commit.lsn, *producer, topic.id, stored)
+            repeats.settle_request(mark, stored)
+
+        try:
+            commit = await self._append(topic, drafts, remember)
+        except SparrowError as error:
+            ledger.abandon()
+            repeats.settle_request(mark, error)
+            raise
+        return _receipts(topic, pieces, commit, count)
+
+    def _sequenced(
+        self, topic: Topic, piece: _Piece, producer: ProducerId, base_sequence: int, is_cut: bool
+    ) -> BatchDraft:
+        first = base_sequence
+        if is_cut:
+            assert piece.rows is not None
+            sequences = pa.array([base_sequence + row for row in piece.rows], pa.int64())
+            piece = piece._replace(batch=_with_sequence(piece.batch, sequences))
+            first = base_sequence + piece.rows[0] if piece.rows else base_sequence
+        draft = self._draft(topic, piece)
+        return draft._replace(
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            base_sequence=first,
+            has_sequences=is_cut,
+        )
+
+    # Idempotency keys.
+
+    async def _publish_keyed(self, topic: Topic, batch: pa.RecordBatch) -> Receipts:
+        repeats, now_us = self._repeats, self._clock.now_us()
+        window = await repeats.window(topic, now_us)
+        keys = batch.column("idempotency_key").to_pylist()
+        known: dict[int, Stored] = {}
+        waiting: dict[int, asyncio.Future[Stored]] = {}
+        fresh: list[int] = []
+        mine: dict[str, int] = {}
+        twins: dict[int, int] = {}
+        for row, key in enumerate(keys):
+            found = None if key is None else window.find(key, now_us)
+            if found is not None:
+                known[row] = found
+            elif key is not None and (topic.id, key) in repeats.keys_on_their_way:
+                waiting[row] = repeats.keys_on_their_way[topic.id, key]
+            elif key is not None and key in mine:
+                twins[row] = mine[key]
+            else:
+                fresh.append(row)
+                if key is not None:
+                    mine[key] = row
+        window.admit(len(mine), now_us)
+        stored = await self._store_keyed(topic, batch, fresh, mine) if fresh else {}
+        for row, future in waiting.items():
+            known[row] = await asyncio.shield(future)
+        known.update({row: stored[first] for row, first in twins.items()})
+        return _keyed_receipts(topic, len(keys), stored, known)
+
+    async def _store_keyed(
+        self, topic: Topic, batch: pa.RecordBatch, fresh: list[int], mine: dict[str, int]
+    ) -> dict[int, Stored]:
+        repeats, loop = self._repeats, asyncio.get_running_loop()
+        chosen = batch if len(fresh) == batch.num_rows else batch.take(pa.array(fresh))
+        pieces = self._split(topic, chosen)
+        for key in mine:
+            repeats.keys_on_their_way[topic.id, key] = loop.create_future()
+        stored: dict[int, Stored] = {}
+
+        def remember(commit: Commit) -> None:
+            stored.update({fresh[row]: place for row, place in _places(pieces, commit)})
+            for key, row in mine.items():
+                repeats.apply_key(topic.id, key, stored[row])
+                repeats.settle_key(topic.id, key, stored[row])
+
+        try:
+            await self._append(topic, [self._draft(topic, piece) for piece in pieces], remember)
+        except SparrowError as error:
+            for key in mine:
+                repeats.settle_key(topic.id, key, error)
+            raise
+        return stored
+
+    # Common to all.
+
+    async def _append(
+        self, topic: Topic, drafts: list[BatchDraft], remember: Callable[[Commit], None] | None = None
+    ) -> Commit:
+        def on_commit(commit: Commit) -> None:
+            if remember is not None:
+                remember(commit)
+            for draft in drafts:
+                self._arrived(draft.stream)
+
+        return await self._store.append(drafts, topic.policy.durability, on_commit)
+
+    def _draft(self, topic: Topic, piece: _Piece) -> BatchDraft:
+        body = batches.encode(piece.batch, topic.policy.codec)
+        stream = StreamId(topic.id, piece.partition)
+        return BatchDraft(stream, body.buffer, body.crc, body.record_count, body.columns, body.codec)
+
+    def _split(self, topic: Topic, batch: pa.RecordBatch) -> list[_Piece]:
+        if topic.partitions == 1:
+            return [_Piece(0, batch, None)]
+        self._turn += 1
+        without_key = self._turn % topic.partitions
+        if "key" not in batch.schema.names:
+            return [_Piece(without_key, batch, None)]
+        rows: dict[int, list[int]] = {}
+        keys = batch.column("key").to_pylist()
+        for row, partition in enumerate(partitions_of(keys, topic.partitions, without_key)):
+            rows.setdefault(partition, []).append(row)
+        if len(rows) == 1:
+            return [_Piece(next(iter(rows)), batch, None)]
+        return [_Piece(partition, batch.take(pa.array(chosen)), chosen) for partition, chosen in rows.items()]
+
+
+def cut(table: pa.Table) -> list[pa.RecordBatch]:
+    """A table in publish form as batches of a good size."""
+    found: list[pa.RecordBatch] = []
+    for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_MESSAGES_MAX):
+        count = -(-batch.nbytes // BATCH_BYTES_MAX)
+        step = -(-batch.num_rows // max(1, count))
+        found.extend(batch.slice(start, step) for start in range(0, batch.num_rows, step))
+    return found
+
+
+def _with_sequence(batch: pa.RecordBatch, sequences: pa.Array) -> pa.RecordBatch:
+    columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns["sequence"] = sequences
+    fields = [field for field in batches.PUBLISH_FIELDS if field.name in columns]
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
+
+
+def _runs(pieces: Sequence[_Piece], commit: Commit) -> list[Run]:
+    return [
+        Run(piece.partition, appended.base_offset, piece.batch.num_rows, appended.publish_time_us)
+        for piece, appended in zip(pieces, commit.appended, strict=True)
+    ]
+
+
+def _receipts(topic: Topic, pieces: Sequence[_Piece], commit: Commit, count: int) -> Receipts:
+    runs = _runs(pieces, commit)
+    if len(pieces) == 1:
+        return Receipts(topic.name, topic.id, runs)
+    rows: list[tuple[int, int]] = [(0, 0)] * count
+    for number, piece in enumerate(pieces):
+        for within, row in enumerate(piece.rows or ()):
+            rows[row] = (number, within)
+    return Receipts(topic.name, topic.id, runs, rows)
+
+
+def _joined(topic: Topic, parts: Sequence[Receipts]) -> Receipts:
+    if len(parts) == 1:
+        return parts[0]
+    runs = [
+        Run(receipt.partition, receipt.offset, 1, receipt.publish_time_us, receipt.is_duplicate)
+        for part in parts
+        for receipt in part
+    ]
+    return Receipts(topic.name, topic.id, runs, [(number, 0) for number in range(len(runs))])
+
+
+def _places(pieces: Sequence[_Piece], commit: Commit) -> list[tuple[int, Stored]]:
+    found = []
+    for piece, run in zip(pieces, _runs(pieces, commit), strict=True):
+        rows = range(run.length) if piece.rows is None else piece.rows
+        for within, row in enumerate(rows):
+            found.append((row, Stored(run.partition, run.base_offset + within, run.publish_time_us)))
+    return found
+
+
+def _request(pieces: Sequence[_Piece], commit: Commit, base_sequence: int) -> Request:
+    parts = []
+    for piece, run in zip(pieces, _runs(pieces, commit), strict=True):
+        sequences: Sequence[int] = range(base_sequence, base_sequence + run.length)
+        if piece.rows is not None:
+            sequences = [base_sequence + row for row in piece.rows]
+        parts.append(dedupe.part(run.partition, run.base_offset, run.publish_time_us, sequences))
+    return dedupe.request(parts)
+
+
+def _repeated(topic: Topic, stored: Request) -> Receipts:
+    places = stored.stored()
+    return _keyed_receipts(topic, len(places), {}, dict(enumerate(places)))
+
+
+def _keyed_receipts(
+    topic: Topic, count: int, stored: dict[int, Stored], known: dict[int, Stored]
+) -> Receipts:
+    runs = [Run(place.partition, place.offset, 1, place.publish_time_us) for place in stored.values()]
+    numbers = {row: number for number, row in enumerate(stored)}
+    rows = [(numbers.get(row, 0), 0) for row in range(count)]
+    duplicates = {
+        row: Run(place.partition, place.offset, 1, place.publish_time_us, True)
+        for row, place in known.items()
+    }
+    return Receipts(topic.name, topic.id, runs, rows, duplicates)
