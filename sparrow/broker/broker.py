@@ -265,4 +265,3 @@ class Broker:
 
 def _fields(damage: Any) -> dict[str, Any]:
     return {name: getattr(damage, name) for name in damage.__struct_fields__ if name != "what"}
-

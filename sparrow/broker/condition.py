@@ -16,7 +16,8 @@ def report(state: StoreState, maintenance_complaint: str | None) -> Health:
 def _journal(state: StoreState) -> Check:
     if not state.is_writable:
         return Check("journal", Status.CRITICAL, f"publishes are refused: {state.complaint}")
-    return Check("journal", Status.HEALTHY, f"{state.journal_files} files, {state.pending_bytes} bytes pending")
+    text = f"{state.journal_files} files, {state.pending_bytes} bytes pending"
+    return Check("journal", Status.HEALTHY, text)
 
 
 def _data(state: StoreState) -> Check:

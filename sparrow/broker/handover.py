@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparrow.model.message import Message
+from sparrow.kernel.exchange import Run
+from sparrow.model.message import Delivered, Message
 from sparrow.store.ports import LogBatch
 
 
@@ -43,6 +44,30 @@ def messages(batch: LogBatch, topic: str, limit: int | None = None) -> list[Mess
         Message(topic, topic_id, partition, offset, data, key, 0, source, row)
         for offset, data, key, row in columns
     ]
+
+
+def deliveries(
+    rows: pa.RecordBatch, run: Run, topic: str, ack_ids: Sequence[str], owner: Any
+) -> list[Delivered]:
+    """The messages of a leased run; ``owner`` is whom they are settled with."""
+    source = BatchRows(rows)
+    topic_id, partition = run.stream
+    attempts, deadline_us = run.attempts, run.deadline_us
+    columns = zip(
+        rows.column("offset").to_pylist(),
+        rows.column("data").to_pylist(),
+        _texts(rows.column("key")),
+        ack_ids,
+        range(rows.num_rows),
+        strict=True,
+    )
+    return [
+        Delivered(
+            topic, topic_id, partition, offset, data, key, attempts.get(offset, 1), source, row,
+            ack_id, deadline_us, owner,
+        )
+        for offset, data, key, ack_id, row in columns
+    ]  # fmt: skip
 
 
 def _texts(column: Any) -> Sequence[str | None]:

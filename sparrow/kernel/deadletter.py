@@ -17,9 +17,10 @@ or filter pass it over, so that it cannot circle. A replay that names its id sti
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
+from pyroaring import BitMap64
 
 from sparrow.kernel.cursor import Failure
 from sparrow.kernel.exchange import DeadLetterDue
@@ -74,7 +75,7 @@ class Parked:
         if offset in places:
             places[offset] = (retry_at_us, places[offset][1])
 
-    def discard(self, stream: StreamId, offsets: Container[int]) -> None:
+    def discard(self, stream: StreamId, offsets: BitMap64) -> None:
         """These are done or alive again."""
         places = self._places.get(stream)
         if places is None:

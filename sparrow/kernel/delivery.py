@@ -19,14 +19,13 @@ Refuses to know: payloads, filters, sockets, clocks, files, group membership. ``
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-import msgspec
 from pyroaring import BitMap64
 
-from sparrow.kernel import deadletter, facts as fact_kinds, poison
-from sparrow.kernel.backoff import wait_us
-from sparrow.kernel.breaker import Breaker, State
+from sparrow.kernel import deadletter, facts
 from sparrow.kernel.cursor import Attempt, Cursor
+from sparrow.kernel.deadletter import Parked
 from sparrow.kernel.exchange import (
     Arrival,
     DeadLetterDue,
@@ -38,16 +37,18 @@ from sparrow.kernel.exchange import (
     Wish,
 )
 from sparrow.kernel.facts import Fact, FailureKind
+from sparrow.kernel.judgement import Judge, Mishap
 from sparrow.kernel.lease import head_of, parse_ack_ids
-from sparrow.kernel.offsets import OFFSET_MAX, first_missing, is_run, pack, span, to_list
+from sparrow.kernel.ledger import Ledger
+from sparrow.kernel.offsets import OFFSET_MAX, first_missing, pack, span, to_list
 from sparrow.kernel.pool import Pool
 from sparrow.kernel.ready import Taken
+from sparrow.kernel.replay import Replays
 from sparrow.kernel.schedule import NEVER_US
 from sparrow.kernel.settlement import Claim, Clerk
-from sparrow.kernel.trace import MessageState, Trace
+from sparrow.kernel.trace import Trace, locate
 from sparrow.kernel.track import Track
 from sparrow.model.errors import (
-    DataDirectoryNewer,
     InvalidArgument,
     OffsetOutOfRange,
     PreconditionFailed,
@@ -55,3 +56,665 @@ from sparrow.model.errors import (
 )
 from sparrow.model.message import MessageId, StreamId
 from sparrow.model.subscription import Expired, Guarantee, Ordering, SubscriptionPolicy
+
+DEADLINE_S_MAX = 600
+DELAY_S_MAX = 7 * 86_400
+"""The longest wait that a nack may ask for."""
+READ_MIN = 1000
+"""Messages to ask of the shell at least, when anything is wanted: reading one by one is dear."""
+
+_SPARSE = frozenset({"priority", "expires_at_us", "deliver_at_us", "depends_on"})
+_ORDERED: dict[Ordering, frozenset[str]] = {
+    Ordering.NONE: frozenset(),
+    Ordering.KEY: frozenset({"keys"}),
+    Ordering.PUBLISHER: frozenset({"publishers", "published_at_us"}),
+    Ordering.TOTAL: frozenset({"published_at_us"}),
+}
+
+
+class Delivery:
+    """The decisions of one subscription; see the module's text."""
+
+    __slots__ = (
+        "_fence",
+        "_judge",
+        "_ledger",
+        "_parked",
+        "_pool",
+        "_session",
+        "is_paused",
+        "policy",
+        "subscription_id",
+    )
+
+    def __init__(self, subscription_id: int, policy: SubscriptionPolicy, *, session: int = 0) -> None:
+        """``session`` is a number that differs between two runs of a broker."""
+        self.subscription_id = subscription_id
+        self.policy = policy
+        self.is_paused = False
+        self._session = session
+        self._ledger = Ledger(subscription_id)
+        self._fence = 0
+        self._pool: Pool | None = None
+        self._judge: Judge | None = None
+        self._parked: Parked | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns of an ``Arrival`` that matter here; a batch without values gives ``None``."""
+        large = {"large"} if self.policy.poison_rules else set()
+        return _SPARSE | _ORDERED[self.policy.ordering] | large
+
+    @property
+    def streams(self) -> list[StreamId]:
+        """The streams that are read."""
+        return list(self._ledger.tracks)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages leased."""
+        return self._pool.leases.count if self._pool is not None else 0
+
+    @property
+    def deliverable(self) -> int:
+        """About how many messages a consumer could be handed now."""
+        return self._pool.deliverable if self._pool is not None else 0
+
+    def in_flight_of(self, consumer: str) -> int:
+        """Messages leased to one consumer."""
+        return self._pool.leases.by_consumer.get(consumer, 0) if self._pool is not None else 0
+
+    def cursor(self, stream: StreamId) -> Cursor:
+        """The durable position in a stream; not to be changed."""
+        return self._ledger.track(stream).cursor
+
+    # Streams.
+
+    def attach(self, stream: StreamId, start_offset: int) -> list[Fact]:
+        """Read a stream from an offset on; nothing to do when it is read already."""
+        if stream in self._ledger.tracks:
+            return []
+        return [facts.StreamAttached(self.subscription_id, *stream, start_offset)]
+
+    def detach(self, stream: StreamId) -> list[Fact]:
+        """Read a stream no more and forget its cursor."""
+        if stream not in self._ledger.tracks:
+            return []
+        return [facts.StreamDetached(self.subscription_id, *stream)]
+
+    # Reading.
+
+    def wanted(self, demand: int, streams: Iterable[StreamId] | None = None) -> list[Wish]:
+        """What to read for ``demand`` messages of free credit; nothing without demand or room."""
+        room = self._room(demand)
+        if room <= 0:
+            return []
+        wishes: list[Wish] = []
+        for stream in self._ledger.tracks if streams is None else streams:
+            track = self._ledger.tracks.get(stream)
+            if track is None:
+                continue
+            if track.reread is not None:
+                start = track.reread.min()
+                end = first_missing(track.reread, start)
+                wishes.append(Wish(stream, start, min(room, end - start)))
+            else:
+                wishes.append(Wish(stream, track.read_offset, room))
+        return wishes
+
+    def _room(self, demand: int) -> int:
+        if demand <= 0 or self.is_paused:
+            return 0
+        pool = self._pool
+        if pool is None:
+            return min(self.policy.read_ahead, max(demand, READ_MIN))
+        if pool.deliverable >= demand or pool.waits.count >= self.policy.max_scheduled:
+            return 0
+        return min(self.policy.read_ahead - pool.waiting, max(demand, READ_MIN))
+
+    def offer(self, arrival: Arrival, now_us: int) -> None:
+        """Messages were read, in order within their stream. What is known already is ignored."""
+        track = self._ledger.tracks.get(arrival.stream)
+        if track is None:
+            return
+        if arrival.first_offset < track.read_offset:
+            if track.reread is not None:
+                self._offer_again(track, arrival, now_us)
+            if arrival.end_offset <= track.read_offset:
+                return
+        start, end = track.read_offset, arrival.end_offset
+        track.read_offset = end
+        offsets = track.cursor.unacked(start, end)
+        self._admit(track, offsets, arrival, now_us)
+
+    def _offer_again(self, track: Track, arrival: Arrival, now_us: int) -> None:
+        """Of what must be read again: the stretch is here, and what lies before it is gone."""
+        assert track.reread is not None
+        offsets = track.reread & span(0, min(arrival.end_offset, track.read_offset))
+        track.reread = (track.reread - offsets) or None
+        self._admit(track, offsets, arrival, now_us)
+
+    def _admit(self, track: Track, offsets: BitMap64, arrival: Arrival, now_us: int) -> None:
+        pool = self._open_pool()
+        if track.settling is not None:
+            offsets -= track.settling
+        here = offsets
+        if arrival.selected is not None:
+            here = offsets & arrival.selected
+        if offsets and offsets.min() < arrival.first_offset:
+            here = here & span(arrival.first_offset, OFFSET_MAX)
+        passed = offsets - here if here is not offsets else None
+        if passed:
+            track.pass_over(passed)
+            pool.resolve(track.stream, passed)
+        if arrival.large:
+            track.large = arrival.large if track.large is None else track.large | arrival.large
+        pool.admit(track, here, arrival, now_us)
+
+    # Handing over.
+
+    def lease(
+        self,
+        consumer: str,
+        max_messages: int,
+        now_us: int,
+        *,
+        deadline_s: float | None = None,
+        streams: Collection[StreamId] | None = None,
+    ) -> HandOver:
+        """Hand messages to a consumer; at most once, ``facts`` go into the journal first."""
+        pool = self._pool
+        if pool is None or self.is_paused:
+            return HandOver([], [])
+        pool.advance(now_us)
+        count = min(max_messages, self.policy.max_in_flight - pool.leases.count)
+        if self._judge is not None:
+            count = self._judge.allowance(consumer, count, now_us)
+        if count <= 0:
+            return HandOver([], [])
+        taken = self._take(pool, count, consumer, streams)
+        if taken and self._judge is not None:
+            self._judge.handed_over(consumer, now_us)
+        if self.policy.guarantee is Guarantee.AT_MOST_ONCE:
+            return self._hand_over_for_good(taken, now_us)
+        seconds = self.policy.ack_deadline_s if deadline_s is None else deadline_s
+        deadline_us = now_us + round(seconds * 1_000_000)
+        runs = []
+        for stream, offsets in taken:
+            lease = pool.leases.add(stream, consumer, offsets, now_us, deadline_us)
+            runs.append(self._run(self._ledger.tracks[stream], offsets, lease.number, deadline_us))
+        return HandOver(runs, [])
+
+    def _take(self, pool: Pool, count: int, consumer: str, streams: Collection[StreamId] | None) -> Taken:
+        """Of too many that failed already, retries only: what is remembered of them is bounded."""
+        if pool.lanes is not None or self._ledger.failing < self.policy.max_retrying:
+            return pool.take(count, consumer, streams)
+        taken: Taken = []
+        for stream, track in self._ledger.tracks.items():
+            if count > 0 and (streams is None or stream in streams):
+                offsets = pool.ready.take_only(stream, track.cursor.failed, count)
+                count -= len(offsets)
+                taken += [(stream, offsets)] if offsets else []
+        return taken
+
+    def _hand_over_for_good(self, taken: Taken, now_us: int) -> HandOver:
+        over = HandOver([], [])
+        for stream, offsets in taken:
+            track = self._ledger.tracks[stream]
+            over.runs.append(self._run(track, offsets, 0, now_us))
+            over.facts.append(self._settle_acked(track, offsets))
+        return over
+
+    def _run(self, track: Track, offsets: BitMap64, number: int, deadline_us: int) -> Run:
+        start, end, size = offsets.min(), offsets.max() + 1, len(offsets)
+        attempts: dict[int, int] = {}
+        cursor = track.cursor
+        if cursor.failures is not None:
+            attempts = {o: cursor.attempt(o) for o in to_list(cursor.failed & offsets)}
+        return Run(
+            track.stream,
+            start,
+            end,
+            size,
+            None if size == end - start else offsets.copy(),
+            attempts,
+            deadline_us,
+            head_of(self.subscription_id, track.stream, start, number, self._session),
+        )
+
+    # Settling.
+
+    def ack(self, ids: Sequence[str], consumer: str | None = None) -> Settled:
+        """These are done. Ids that cannot be honoured are refused one by one."""
+        if self.policy.guarantee is Guarantee.AT_MOST_ONCE:
+            _, bad = parse_ack_ids(ids)
+            return Settled([], [Refusal(*each) for each in bad], len(ids) - len(bad))
+        claims, refused = self._clerk(honours_late=True).claim(ids, consumer)
+        return self._ack_claims(claims, refused)
+
+    def ack_offsets(self, stream: StreamId, offsets: BitMap64) -> Settled:
+        """These are done, whichever lease holds them; what none holds is refused."""
+        claims, refused = self._claim_offsets(stream, offsets)
+        return self._ack_claims(claims, refused)
+
+    def commit(self, stream: StreamId, end_offset: int, log_end_offset: int | None = None) -> Settled:
+        """Everything below ``end_offset`` is done (a cumulative ack)."""
+        track = self._ledger.track(stream)
+        bound = OFFSET_MAX if log_end_offset is None else log_end_offset
+        if not 0 <= end_offset <= bound:
+            raise OffsetOutOfRange(f"cannot commit {end_offset}: the log ends at {bound}")
+        floor = track.cursor.floor
+        if end_offset <= floor:
+            return Settled()
+        known = track.known_unacked(end_offset)
+        if self._pool is not None and known:
+            self._pool.leases.revoke(stream, known)
+            self._pool.withdraw(track, known)
+        track.begin_settling(known)
+        track.skip_to(end_offset)
+        name = self.subscription_id, *stream
+        return Settled([facts.MessagesAcked(*name, (floor, end_offset), b"")], [], len(known))
+
+    def nack(
+        self,
+        ids: Sequence[str],
+        now_us: int,
+        *,
+        jitter: float = 0.0,
+        delay_s: float | None = None,
+        reason: str = "",
+        retry: bool = True,
+        consumer: str | None = None,
+    ) -> Settled:
+        """These failed: to be tried again after a wait, or, without ``retry``, dead letters."""
+        delay_us = self._check_nack(delay_s, retry)
+        claims, refused = self._clerk().claim(ids, consumer)
+        mishap = Mishap(FailureKind.NACKED, "", now_us, jitter, reason, delay_us, not retry)
+        return self._fail_claims(claims, refused, mishap)
+
+    def nack_offsets(
+        self,
+        stream: StreamId,
+        offsets: BitMap64,
+        now_us: int,
+        *,
+        jitter: float = 0.0,
+        delay_s: float | None = None,
+        reason: str = "",
+        retry: bool = True,
+    ) -> Settled:
+        """As ``nack``, for messages named by their offsets."""
+        delay_us = self._check_nack(delay_s, retry)
+        claims, refused = self._claim_offsets(stream, offsets)
+        mishap = Mishap(FailureKind.NACKED, "", now_us, jitter, reason, delay_us, not retry)
+        return self._fail_claims(claims, refused, mishap)
+
+    def extend(self, ids: Sequence[str], seconds: float, now_us: int, consumer: str | None = None) -> Settled:
+        """Give leases a new deadline, counted from now; 0 makes them due at the next tick."""
+        if not 0 <= seconds <= DEADLINE_S_MAX:
+            raise InvalidArgument(f"seconds must be from 0 to {DEADLINE_S_MAX}, not {seconds!r}")
+        groups, bad = parse_ack_ids(ids)
+        settled = Settled([], [Refusal(*each) for each in bad])
+        deadline_us = now_us + round(seconds * 1_000_000)
+        clerk = self._clerk()
+        for group in groups:
+            lease, error = clerk.find(group, consumer)
+            held = BitMap64()
+            if lease is not None:
+                held = clerk.leases.extend(lease, BitMap64(group.offsets), deadline_us)
+            settled.accepted += len(held)
+            error = error or StaleAckId("the lease of the message has ended")
+            rest = zip(group.offsets, group.ids, strict=True)
+            settled.refused += [Refusal(ack_id, error) for o, ack_id in rest if o not in held]
+        return settled
+
+    def give_back(self, stream: StreamId, offsets: BitMap64) -> None:
+        """These were leased and never sent: ready again, and no attempt is counted."""
+        if self._pool is not None:
+            track = self._ledger.track(stream)
+            self._pool.release(track, self._pool.leases.revoke(stream, offsets))
+
+    def release(
+        self, consumer: str, now_us: int, jitter: float = 0.0, *, is_graceful: bool = False
+    ) -> Settled:
+        """A consumer left: what it held goes to others at once, as failed unless it said goodbye."""
+        pool = self._pool
+        if pool is None:
+            return Settled()
+        mishap = Mishap(FailureKind.CONSUMER_GONE, consumer, now_us, jitter, "consumer gone", 0)
+        settled = Settled()
+        for lease, offsets in list(pool.leases.release(consumer)):
+            track = self._ledger.tracks[lease.stream]
+            if is_graceful:
+                pool.release(track, offsets)
+            else:
+                settled.facts += self._settle_failed(track, offsets, mishap)
+            settled.accepted += len(offsets)
+        if pool.lanes is not None:
+            pool.lanes.drop_consumer(consumer)
+        if self._judge is not None:
+            self._judge.forget(consumer)
+        return settled
+
+    def expire(self, now_us: int, jitter: float = 0.0) -> list[Fact]:
+        """End what is due: leases past their deadline, messages past their time to live."""
+        pool = self._pool
+        if pool is None:
+            return []
+        pool.advance(now_us)
+        found: list[Fact] = []
+        for lease, offsets in list(pool.leases.expire(now_us)):
+            mishap = Mishap(FailureKind.TIMED_OUT, lease.consumer, now_us, jitter, "timed out")
+            found += self._settle_failed(self._ledger.tracks[lease.stream], offsets, mishap)
+        for stream, offsets in list(pool.expired.items()):
+            del pool.expired[stream]
+            if self.policy.expired is Expired.DEAD_LETTER:
+                self._open_parked().add(stream, to_list(offsets), deadletter.EXPIRED)
+                continue
+            self._ledger.tracks[stream].begin_settling(offsets)
+            name = self.subscription_id, *stream
+            found.append(facts.MessagesExpired(*name, *pack(offsets), now_us))
+        return found
+
+    def next_wakeup_us(self) -> int:
+        """When ``expire``, ``lease`` or ``dead_letters_due`` will next find something new."""
+        times = [NEVER_US]
+        if self._pool is not None:
+            times.append(self._pool.next_wakeup_us())
+        if self._judge is not None:
+            times.append(self._judge.next_wakeup_us())
+        if self._parked is not None:
+            times.append(self._parked.next_due_us())
+        return min(times)
+
+    # What settling has in common.
+
+    def _clerk(self, *, honours_late: bool = False) -> Clerk:
+        is_lenient = self.policy.guarantee is Guarantee.AT_LEAST_ONCE
+        return Clerk(
+            self.subscription_id,
+            self._session,
+            self._fence,
+            self._open_pool().leases,
+            self._ledger.tracks,
+            honours_late and is_lenient,
+        )
+
+    def _claim_offsets(self, stream: StreamId, offsets: BitMap64) -> tuple[list[Claim], list[Refusal]]:
+        self._ledger.track(stream)
+        leases = self._open_pool().leases
+        claims = []
+        for lease in [x for x in leases.by_number.values() if x.stream == stream]:
+            held = leases.take_out(lease, offsets)
+            if held:
+                claims.append(Claim(stream, lease.consumer, held))
+        rest = offsets.difference(*(claim.offsets for claim in claims))
+        error = StaleAckId("nobody holds the message")
+        return claims, [Refusal(str(MessageId(*stream, o)), error) for o in to_list(rest)]
+
+    def _ack_claims(self, claims: list[Claim], refused: list[Refusal]) -> Settled:
+        done: dict[StreamId, BitMap64] = {}
+        for stream, consumer, offsets in claims:
+            if self.policy.poison_rules:
+                self._open_judge().succeeded(consumer, len(offsets))
+            done[stream] = done[stream] | offsets if stream in done else offsets
+        settled = Settled([], refused)
+        for stream, offsets in done.items():
+            track = self._ledger.tracks[stream]
+            settled.facts.append(self._settle_acked(track, offsets))
+            settled.accepted += len(offsets)
+        return settled
+
+    def _settle_acked(self, track: Track, offsets: BitMap64) -> Fact:
+        """Claimed messages are being acked; what was passed over around them goes along."""
+        self._open_pool().withdraw(track, offsets)
+        track.begin_settling(offsets)
+        return facts.acked(self.subscription_id, track.stream, track.with_passed(offsets))
+
+    def _fail_claims(self, claims: list[Claim], refused: list[Refusal], mishap: Mishap) -> Settled:
+        settled = Settled([], refused)
+        for stream, consumer, offsets in claims:
+            track = self._ledger.tracks[stream]
+            mishap = mishap._replace(consumer=consumer)
+            settled.facts += self._settle_failed(track, offsets, mishap)
+            settled.accepted += len(offsets)
+        return settled
+
+    def _settle_failed(self, track: Track, offsets: BitMap64, mishap: Mishap) -> list[Fact]:
+        track.begin_settling(offsets)
+        self._open_pool().fail(track, offsets)
+        return self._open_judge().failed(track, offsets, mishap)
+
+    def _check_nack(self, delay_s: float | None, retry: bool) -> int | None:
+        if not retry and self.policy.dead_letter_topic is None:
+            raise PreconditionFailed(
+                "the subscription has no dead-letter topic to give the message to",
+                hint="Set dead_letter_topic, or nack with a retry.",
+            )
+        if delay_s is None:
+            return None
+        if not 0 <= delay_s <= DELAY_S_MAX:
+            raise InvalidArgument(f"delay_s must be from 0 to {DELAY_S_MAX:,}, not {delay_s!r}")
+        return round(delay_s * 1_000_000)
+
+    def _open_pool(self) -> Pool:
+        if self._pool is None:
+            self._pool = Pool(self.policy, self._ledger.tracks)
+        return self._pool
+
+    def _open_judge(self) -> Judge:
+        if self._judge is None:
+            self._judge = Judge(self.subscription_id, self.policy)
+        return self._judge
+
+    def _open_parked(self) -> Parked:
+        if self._parked is None:
+            self._parked = Parked()
+        return self._parked
+
+    # Dead letters.
+
+    def dead_letters_due(self, now_us: int, limit: int = 100) -> list[DeadLetterDue]:
+        """Messages to move to the dead-letter topic; in the shell's hands until then."""
+        if self._parked is None:
+            return []
+        return [
+            DeadLetterDue(stream, offset, reason, self.cursor(stream).failure(offset))
+            for stream, offset, reason in self._parked.take_due(now_us, limit)
+        ]
+
+    def defer_dead_letters(self, dues: Iterable[DeadLetterDue], retry_at_us: int) -> None:
+        """The dead-letter topic is missing or full: they stay parked and are due later."""
+        for due in dues:
+            self._open_parked().defer(due.stream, due.offset, retry_at_us)
+
+    @property
+    def replays(self) -> Replays:
+        """The replay jobs."""
+        return self._ledger.replays
+
+    # Moving the cursor.
+
+    def seek(self, positions: Mapping[StreamId, int | Cursor]) -> list[Fact]:
+        """Put cursors elsewhere: to offsets, or to what a snapshot saved."""
+        found: list[Fact] = []
+        for stream, position in positions.items():
+            self._ledger.track(stream)
+            cursor = Cursor(position) if isinstance(position, int) else position
+            if not 0 <= cursor.floor <= OFFSET_MAX:
+                raise OffsetOutOfRange(f"cannot seek to {cursor.floor}")
+            name = self.subscription_id, *stream
+            found.append(facts.CursorSeeked(*name, *pack(cursor.above), cursor.floor))
+        return found
+
+    def take_back(
+        self,
+        stream: StreamId,
+        offsets: BitMap64,
+        now_us: int,
+        *,
+        round: int = 0,
+        replay_id: str = "",
+    ) -> list[Fact]:
+        """Deliver acked messages again under their ids; what is not acked is left alone."""
+        cursor = self.cursor(stream)
+        acked = BitMap64(offset for offset in to_list(offsets) if cursor.is_acked(offset))
+        if not acked:
+            return []
+        name = self.subscription_id, *stream
+        return [facts.AcksTakenBack(*name, *pack(acked), round, replay_id, now_us)]
+
+    def flush_passed(self) -> list[Fact]:
+        """Make durable what was passed over without an ack; worthwhile every now and then."""
+        return [
+            facts.MessagesPassed(self.subscription_id, *stream, *pack(track.passed))
+            for stream, track in self._ledger.tracks.items()
+            if track.passed
+        ]
+
+    # Facts.
+
+    def apply(self, fact: Fact) -> None:
+        """What happened: durable state changes here and nowhere else, live and in replay."""
+        if isinstance(fact, facts.StreamAttached):
+            if fact.stream not in self._ledger.tracks:
+                self._ledger.add(fact.stream, Cursor(fact.start_offset))
+        elif isinstance(fact, facts.StreamFact):
+            track = self._ledger.tracks.get(fact.stream)
+            if track is not None:
+                _EFFECTS[type(fact)](self, track, fact)
+        elif isinstance(fact, facts.ReplayStarted | facts.ReplayAdvanced | facts.ReplayMoved):
+            self._ledger.replays.apply(fact)
+
+    def abandon(self, decided: Iterable[Fact]) -> None:
+        """The journal did not take these: the messages go back to where they were."""
+        for fact in decided:
+            if not isinstance(fact, facts.OffsetsFact) or fact.stream not in self._ledger.tracks:
+                continue
+            track = self._ledger.tracks[fact.stream]
+            ended = track.unskip(track.end_settling(fact.offsets))
+            if not ended:
+                continue
+            pool = self._open_pool()
+            if isinstance(fact, facts.MessagesExpired):
+                pool.expired.setdefault(fact.stream, BitMap64()).update(ended)
+            else:
+                pool.reinstate(track, ended)
+
+    def _on_done(self, track: Track, fact: facts.OffsetsFact) -> None:
+        self._finish(track, fact.offsets)
+
+    def _on_dead_lettered(self, track: Track, fact: facts.DeadLettered) -> None:
+        self._finish(track, BitMap64((fact.offset,)))
+
+    def _finish(self, track: Track, offsets: BitMap64) -> None:
+        """Messages are done, mostly settling ones; any other that was read is taken out first."""
+        pool = self._pool
+        live = track.end_settling(offsets)
+        if pool is not None and len(live) != len(offsets):
+            loose = track.known_unacked(OFFSET_MAX) & offsets
+            if loose:
+                pool.leases.revoke(track.stream, loose)
+                pool.withdraw(track, loose)
+                live |= loose
+        if pool is not None and live:
+            pool.finish(track, live)
+        self._ledger.change(track, lambda: track.ack(offsets))
+        if self._parked is not None:
+            self._parked.discard(track.stream, offsets)
+        if pool is not None:
+            pool.resolve(track.stream, offsets)
+
+    def _on_failed(self, track: Track, fact: facts.AttemptsFailed) -> None:
+        offsets = fact.offsets
+        entry = Attempt(fact.kind, fact.at_us, fact.consumer, fact.reason)
+        self._ledger.change(
+            track,
+            lambda: track.cursor.fail(offsets, fact.attempt, entry, fact.due_at_us, fact.verdict),
+        )
+        if fact.verdict:
+            dead = track.cursor.failed & offsets
+            self._open_parked().add(track.stream, to_list(dead), fact.verdict)
+        ended = track.end_settling(offsets)
+        if self._pool is None or not ended or fact.verdict:
+            return
+        if fact.due_at_us <= fact.at_us:
+            self._pool.release(track, ended)
+        else:
+            self._pool.waits.put(track.stream, to_list(ended), fact.due_at_us)
+
+    def _on_seeked(self, track: Track, fact: facts.CursorSeeked) -> None:
+        self._ledger.change(track, lambda: track.cursor.seek(fact.floor, fact.offsets))
+        self._forget(track)
+        track.forget_volatile()
+
+    def _on_taken_back(self, track: Track, fact: facts.AcksTakenBack) -> None:
+        offsets = fact.offsets
+        self._ledger.change(track, lambda: track.take_back(offsets, fact.round))
+        self._raise_fence()
+
+    def _on_detached(self, track: Track, fact: facts.StreamDetached) -> None:
+        self._forget(track)
+        self._ledger.remove(track)
+
+    def _forget(self, track: Track) -> None:
+        if self._pool is not None:
+            self._pool.clear(track)
+        if self._parked is not None:
+            self._parked.clear(track.stream)
+        self._raise_fence()
+
+    def _raise_fence(self) -> None:
+        """Ack ids of leases that have ended by now are not honoured any more."""
+        if self._pool is not None:
+            self._fence = self._pool.leases.next_number
+
+    # Looking.
+
+    def lag(self, log_ends: Mapping[StreamId, int]) -> list[Lag]:
+        """How far each stream is behind its end."""
+        return [
+            _lag(track, log_ends[stream])
+            for stream, track in self._ledger.tracks.items()
+            if stream in log_ends
+        ]
+
+    def trace(self, message_id: MessageId, log_end_offset: int, *, is_selected: bool = True) -> Trace:
+        """Where a message is; ``is_selected`` is what the filter says of it."""
+        track = self._ledger.tracks.get(message_id.stream)
+        where = locate(message_id, track, self._pool, self._parked, log_end_offset, is_selected)
+        return where._replace(subscription_id=self.subscription_id)
+
+    # Resting.
+
+    def checkpoint(self) -> bytes:
+        """All durable state."""
+        return self._ledger.checkpoint()
+
+    def restore(self, raw: bytes) -> None:
+        """Take over a checkpoint; only for a delivery that is empty."""
+        self._ledger.restore(raw)
+        for stream, track in self._ledger.tracks.items():
+            for verdict, offsets in self._ledger.dead(track).items():
+                self._open_parked().add(stream, to_list(offsets), verdict)
+
+
+_EFFECTS: dict[type[Fact], Callable[[Delivery, Track, Any], None]] = {
+    facts.MessagesAcked: Delivery._on_done,
+    facts.MessagesPassed: Delivery._on_done,
+    facts.MessagesExpired: Delivery._on_done,
+    facts.DeadLettered: Delivery._on_dead_lettered,
+    facts.AttemptsFailed: Delivery._on_failed,
+    facts.CursorSeeked: Delivery._on_seeked,
+    facts.AcksTakenBack: Delivery._on_taken_back,
+    facts.StreamDetached: Delivery._on_detached,
+}
+
+
+def _lag(track: Track, log_end_offset: int) -> Lag:
+    passed = track.passed if track.passed is not None else BitMap64()
+    unacked = track.cursor.unacked_count(log_end_offset) - len(passed)
+    oldest = track.cursor.floor
+    if passed:
+        oldest = first_missing(passed | track.cursor.above, oldest)
+    return Lag(track.stream, unacked, oldest if oldest < log_end_offset else None)

@@ -86,6 +86,13 @@ class Lanes:
         """Whether a message holds up its lane."""
         return entry in self._held
 
+    def is_first(self, entry: int) -> bool:
+        """Whether nothing of its lane goes before a message; true for one that has no lane."""
+        lane = self._lane_of.get(entry)
+        if lane is None:
+            return True
+        return bool(lane.waiting) and lane.waiting[0] == entry and not lane.outstanding
+
     # Coming in.
 
     def enter(self, entries: Iterable[int], keys: Iterable[Hashable], home: int) -> None:

@@ -11,6 +11,9 @@ import enum
 from typing import NamedTuple
 
 from sparrow.kernel.cursor import Attempt
+from sparrow.kernel.deadletter import Parked
+from sparrow.kernel.pool import Pool
+from sparrow.kernel.track import Track
 from sparrow.model.message import MessageId
 
 
@@ -45,8 +48,8 @@ class Trace(NamedTuple):
     """What is known of one message in one subscription."""
 
     message_id: MessageId
-    subscription_id: int
     state: MessageState
+    subscription_id: int = 0
     attempts: int = 0
     """Failed hand-overs."""
     consumer: str | None = None
@@ -56,3 +59,62 @@ class Trace(NamedTuple):
     reason: str = ""
     round: int = 0
     history: tuple[Attempt, ...] = ()
+
+
+def locate(
+    message_id: MessageId,
+    track: Track | None,
+    pool: Pool | None,
+    parked: Parked | None,
+    log_end_offset: int,
+    is_selected: bool,
+) -> Trace:
+    """Where a message is, from what a subscription knows."""
+    if track is None:
+        return Trace(message_id, MessageState.NOT_SUBSCRIBED)
+    failure = track.cursor.failure(message_id.offset)
+    here = Trace(
+        message_id,
+        MessageState.NOT_REACHED,
+        attempts=failure.attempts,
+        round=failure.round,
+        history=failure.history,
+    )
+    offset = message_id.offset
+    if track.cursor.is_acked(offset):
+        state = MessageState.ACKED if is_selected else MessageState.FILTERED
+        return here._replace(state=state)
+    if offset >= log_end_offset:
+        return here._replace(state=MessageState.BEYOND_END)
+    if track.passed is not None and offset in track.passed:
+        return here._replace(state=MessageState.FILTERED)
+    reason = parked.reason(track.stream, offset) if parked is not None else None
+    if reason is not None:
+        return here._replace(state=MessageState.DEAD_LETTER_DUE, reason=reason)
+    is_read = offset < track.read_offset and (track.reread is None or offset not in track.reread)
+    if pool is None or not is_read:
+        due = failure.due_at_us if failure.attempts else None
+        return here._replace(due_at_us=due)
+    return _locate_read(here, track, pool, offset)
+
+
+def _locate_read(here: Trace, track: Track, pool: Pool, offset: int) -> Trace:
+    """Where a message is that has been read."""
+    if track.is_settling(offset):
+        return here._replace(state=MessageState.SETTLING)
+    if offset in pool.expired.get(track.stream, ()):
+        return here._replace(state=MessageState.EXPIRED)
+    due_at_us = pool.waits.due_at_us(track.stream, offset)
+    if due_at_us is not None:
+        return here._replace(state=MessageState.SCHEDULED, due_at_us=due_at_us)
+    needs = pool.dependencies.missing((track.stream, offset))
+    if needs:
+        ids = tuple(MessageId(*stream, number) for stream, number in needs)
+        return here._replace(state=MessageState.DEPENDENT, waits_for=ids)
+    lease = pool.leases.find(track.stream, offset)
+    if lease is not None:
+        deadline = next(p.deadline_us for p in lease.parts if offset in p.offsets)
+        return here._replace(state=MessageState.LEASED, consumer=lease.consumer, deadline_us=deadline)
+    if pool.lanes is not None and not pool.lanes.is_first(track.entry(offset)):
+        return here._replace(state=MessageState.BLOCKED)
+    return here._replace(state=MessageState.READY)

@@ -32,6 +32,7 @@ class Track:
         "reread",
         "settling",
         "stream",
+        "unseen",
     )
 
     def __init__(self, stream: StreamId, index: int, cursor: Cursor) -> None:
@@ -46,6 +47,8 @@ class Track:
         self.passed: BitMap64 | None = None
         self.settling: BitMap64 | None = None
         self.reread: BitMap64 | None = None
+        self.unseen: BitMap64 | None = None
+        """Settling without having been read: a commit went ahead of the reading."""
         self.large: BitMap64 | None = None
         self.priorities: dict[int, int] | None = None
         self.expires: dict[int, int] | None = None
@@ -92,6 +95,29 @@ class Track:
             self.settling = None
         return ended
 
+    def skip_to(self, end_offset: int) -> None:
+        """A commit is being journaled: what it covers and was not read begins settling as well."""
+        unseen = self.cursor.unacked(max(self.read_offset, self.cursor.floor), end_offset)
+        if self.reread is not None:
+            again = self.reread & span(0, end_offset)
+            unseen |= again
+            self.reread = (self.reread - again) or None
+        if not unseen:
+            return
+        self.begin_settling(unseen)
+        self.unseen = unseen if self.unseen is None else self.unseen | unseen
+        self.read_offset = max(self.read_offset, end_offset)
+
+    def unskip(self, offsets: BitMap64) -> BitMap64:
+        """The commit was given up: read now what it had skipped. Returns what had been read."""
+        if self.unseen is None:
+            return offsets
+        again = self.unseen & offsets
+        self.unseen = (self.unseen - again) or None
+        if again:
+            self.reread = again if self.reread is None else self.reread | again
+        return offsets - again
+
     def is_settling(self, offset: int) -> bool:
         return self.settling is not None and offset in self.settling
 
@@ -114,6 +140,8 @@ class Track:
             self.passed = self.passed or None
         if self.reread is not None:
             self.reread = (self.reread - offsets) or None
+        if self.unseen is not None:
+            self.unseen = (self.unseen - offsets) or None
         if self.large is not None:
             self.large = (self.large - offsets) or None
         self.priorities = _without(self.priorities, offsets)

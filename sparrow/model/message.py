@@ -247,6 +247,56 @@ class Message:
         return f"<Message {self.id} {self.topic}{key} {size}>"
 
 
+class Delivered(Message):
+    """A message in the hands of a consumer, until it is settled or its deadline passes.
+
+    The three verbs are those of the subscription it came from: awaitable with asyncio, blocking otherwise.
+    """
+
+    __slots__ = ("_owner", "ack_id", "deadline_us")
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: int,
+        partition: int,
+        offset: int,
+        data: bytes | None,
+        key: str | None,
+        attempt: int,
+        rows: Rows,
+        row: int,
+        ack_id: str,
+        deadline_us: int,
+        owner: Any,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.offset = offset
+        self.data = data
+        self.key = key
+        self.attempt = attempt
+        self._rows = rows
+        self._row = row
+        self.ack_id = ack_id
+        self.deadline_us = deadline_us
+        self._owner = owner
+
+    def ack(self) -> Any:
+        """The work is done; the message is not delivered to this subscription again."""
+        return self._owner.ack([self])
+
+    def nack(self, *, delay_s: float | None = None, reason: str = "", retry: bool = True) -> Any:
+        """The work failed: delivered again after the backoff or ``delay_s``; with ``retry=False`` it goes
+        to the dead letters at once."""
+        return self._owner.nack([self], delay_s=delay_s, reason=reason, retry=retry)
+
+    def extend(self, seconds: float) -> Any:
+        """The work takes longer: the deadline is now ``seconds`` away."""
+        return self._owner.extend([self], seconds)
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

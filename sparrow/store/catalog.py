@@ -163,7 +163,7 @@ class Catalog:
         """Removes a topic and every row that belongs to it; its id stays taken."""
         with self._session.transaction() as change:
             self._topic(topic_id)
-            for table in (SEGMENTS, CURSORS, PRODUCER_STATES, STREAMS):
+            for table in (SEGMENTS, PRODUCER_STATES, STREAMS):
                 change.remove(table, table.c.topic_id == topic_id)
             change.remove(TOPICS, TOPICS.c.id == topic_id)
 

@@ -37,6 +37,7 @@ from sparrow.store.catalog_tables import (
     Value,
     key_of,
     row_crc,
+    row_crcs,
 )
 
 FIRST_VERSION = 1
@@ -111,7 +112,7 @@ def _sign_rows(connection: Connection, name: str) -> Digest:
     """Gives every row of a table, as it is now in the database, its checksum."""
     target = Table(name, MetaData(), autoload_with=connection)
     rows = [tuple(row)[1:] for row in connection.execute(target.select())]
-    crcs = [row_crc(name, row) for row in rows]
+    crcs = row_crcs(name, rows)
     if rows:
         signed = [_signed(target, row, crc) for row, crc in zip(rows, crcs, strict=True)]
         connection.execute(_update_crc(target), signed)

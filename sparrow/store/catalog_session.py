@@ -50,19 +50,18 @@ class CatalogSession:
         self._verified: dict[str, list[Row]] = {}
         self._marker = CleanMarker(path, disk)
         self._marker.check()
-        with database.typed_errors(doing):
+        with database.opening_errors(doing):
             self._connection: Connection = database.connect(path)
         try:
-            with database.typed_errors(doing):
+            with database.opening_errors(doing):
                 self.ledger: Ledger = self._load(migrations)
         except BaseException:
             database.disconnect(self._connection)
             raise
 
     def _load(self, migrations: Sequence[schema.Migration]) -> Ledger:
-        complaints = database.complaints(self._connection)
-        if complaints:
-            raise CatalogDamaged(f"the catalog {self.path} is damaged: {'; '.join(complaints)}")
+        if not self._marker.is_there:
+            self._check_structure()
         if schema.is_empty(self._connection):
             with self._writing():
                 return schema.create(self._connection, migrations)
@@ -75,6 +74,12 @@ class CatalogSession:
                 return schema.migrate(self._connection, ledger, version, migrations)
         self._verified = verified
         return ledger
+
+    def _check_structure(self) -> None:
+        """Needless for a file that is byte for byte the one that was closed in order."""
+        complaints = database.complaints(self._connection)
+        if complaints:
+            raise CatalogDamaged(f"the catalog {self.path} is damaged: {'; '.join(complaints)}")
 
     @property
     def is_closed(self) -> bool:

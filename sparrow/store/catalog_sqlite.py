@@ -140,6 +140,17 @@ def typed_errors(doing: str) -> Iterator[None]:
         raise _typed_error(error, doing) from error
 
 
+@contextmanager
+def opening_errors(doing: str) -> Iterator[None]:
+    """As ``typed_errors``, for a file of which nothing is known to be sound yet."""
+    try:
+        with typed_errors(doing):
+            yield
+    except UnicodeDecodeError as error:
+        # SQLite quotes the damaged table definition in its message, which Python then cannot read.
+        raise CatalogDamaged(f"{doing}: its table definitions are damaged ({error.reason})") from error
+
+
 def _typed_error(error: DBAPIError | sqlite3.Error, doing: str) -> SparrowError:
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", None)

@@ -1,10 +1,10 @@
 """What the catalog keeps: its tables, and the values that its rows are read into.
 
-Every table opens with the column ``crc``: the crc32c of the table's name and the row's other values,
-in column order, as msgpack. SQLite keeps no checksums of its own; this one turns any change of a
-stored value, of its type or of its table into something that can be seen. Columns are integers,
-texts and bytes only (a truth value is 0 or 1), because those come back from every database exactly
-as they went in, which a checksum needs.
+Every table opens with the column ``crc``: the crc32c of the table's name and of the array of the
+row's other values, in column order, both as msgpack. SQLite keeps no checksums of its own; this one
+turns any change of a stored value, of its type or of its table into something that can be seen.
+Columns are integers, texts and bytes only (a truth value is 0 or 1), because those come back from
+every database exactly as they went in, which a checksum needs.
 
 A new column goes to the end of its table, so that a migrated catalog and a new one agree on the
 order. The key's columns come right after the checksum. All tables are clustered on their key and have
@@ -119,11 +119,8 @@ SUBSCRIPTIONS = _table(
 CURSORS = _table(
     "cursors",
     _key("subscription_id", ForeignKey("subscriptions.id")),
-    _key("topic_id"),
-    _key("partition"),
     _number("as_of"),
     _bytes("state"),
-    _stream(),
 )
 PRODUCERS = _table("producers", _key("id"), _name(), _number("epoch"))
 PRODUCER_STATES = _table(
@@ -156,10 +153,17 @@ CONTENT_TABLES = (
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def row_crc(table_name: str, row: Iterable[object]) -> int:
+def row_crc(table_name: str, row: Row) -> int:
     """The checksum that a row of this table carries."""
+    return row_crcs(table_name, [row])[0]
+
+
+def row_crcs(table_name: str, rows: Iterable[Row]) -> list[int]:
+    """The checksums of many rows: each goes on from that of the table's name."""
     # SQLAlchemy's names are a subclass of str, which msgpack does not take.
-    return int(google_crc32c.value(_encode((str(table_name), *row))))
+    start = google_crc32c.value(_encode(str(table_name)))
+    extend = google_crc32c.extend
+    return [extend(start, encoded) for encoded in map(_encode, rows)]
 
 
 def key_of(table: Table, row: Row) -> Key:
@@ -252,11 +256,9 @@ class SubscriptionRow(msgspec.Struct, frozen=True):
 
 
 class CursorCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """A subscription's cursor in one stream, true as of the journal position ``as_of``."""
+    """A subscription's cursors, in the kernel's own form, true as of the journal position ``as_of``."""
 
     subscription_id: int
-    topic_id: int
-    partition: int
     as_of: int
     state: bytes
 

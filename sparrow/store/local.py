@@ -172,7 +172,9 @@ class LocalStore:
         hot = self._stream(stream)
         return Bounds(hot.start_offset, hot.end_offset)
 
-    async def read(self, stream: StreamId, offset: int, max_bytes: int) -> list[LogBatch]:
+    async def read(
+        self, stream: StreamId, offset: int, max_bytes: int, *, is_whole: bool = False
+    ) -> list[LogBatch]:
         hot = self._stream(stream)
         if not hot.start_offset <= offset <= hot.end_offset:
             raise OffsetOutOfRange(
@@ -182,19 +184,21 @@ class LocalStore:
             )
         segment = self._index.find(stream, offset) if offset < hot.sealed_end else None
         if segment is None:
-            return self._read_hot(stream, hot, offset, max_bytes)
+            return self._read_hot(stream, hot, offset, max_bytes, is_whole)
         path = self._path(segment)
         try:
             found: list[LogBatch] = await self._in(
-                self._read_thread, self._read_segment, segment, path, offset, max_bytes
+                self._read_thread, self._read_segment, segment, path, offset, max_bytes, is_whole
             )
             return found
         except DataDamaged:
             if self._index.find(stream, offset) is not segment:
-                return await self.read(stream, max(offset, hot.start_offset), max_bytes)
+                return await self.read(stream, max(offset, hot.start_offset), max_bytes, is_whole=is_whole)
             raise
 
-    def _read_hot(self, stream: StreamId, hot: HotStream, offset: int, max_bytes: int) -> list[LogBatch]:
+    def _read_hot(
+        self, stream: StreamId, hot: HotStream, offset: int, max_bytes: int, is_whole: bool
+    ) -> list[LogBatch]:
         found: list[LogBatch] = []
         size = 0
         for place in hot.places_from(offset):
@@ -211,12 +215,14 @@ class LocalStore:
                 header.producer_id,
                 header.base_sequence,
             )
-            skip = max(0, offset - header.base_offset)
+            skip = 0 if is_whole else max(0, offset - header.base_offset)
             found.append(LogBatch(stream, header.base_offset + skip, header.end_offset, table.slice(skip)))
             size += header.body_length
         return found
 
-    def _read_segment(self, segment: Segment, path: Path, offset: int, max_bytes: int) -> list[LogBatch]:
+    def _read_segment(
+        self, segment: Segment, path: Path, offset: int, max_bytes: int, is_whole: bool
+    ) -> list[LogBatch]:
         """Runs in the lake's thread."""
         reader = self._cache.reader(path, segment)
         groups = segment.row_groups()
@@ -232,8 +238,10 @@ class LocalStore:
             end = groups[index + 1].first_offset if index + 1 < len(groups) else segment.end_offset
             if end <= offset:
                 continue
-            table = _from_offset(table, groups[index].first_offset, offset)
-            found.append(LogBatch(segment.stream, max(offset, groups[index].first_offset), end, table))
+            start = groups[index].first_offset
+            if not is_whole and offset > start:
+                table, start = _from_offset(table, start, offset), offset
+            found.append(LogBatch(segment.stream, start, end, table))
             size += table.nbytes
             if size >= max_bytes:
                 break
@@ -293,7 +301,7 @@ class LocalStore:
         for place in hot.places_from(hot.first_hot_offset):
             header = self._journal.files[place.file_number].header(place.position)
             if header.columns & batches.BIT["idempotency_key"]:
-                found.extend(self._read_hot(stream, hot, header.base_offset, 1))
+                found.extend(self._read_hot(stream, hot, header.base_offset, 1, is_whole=True))
         return found
 
     def _stream(self, stream: StreamId) -> HotStream:

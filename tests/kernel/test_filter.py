@@ -2,6 +2,8 @@
 
 import json
 import operator
+import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -193,6 +195,16 @@ def test_whole_numbers_beyond_the_doubles_are_told_apart() -> None:
     messages = [payload({"id": 2**53 + n}) for n in range(3)]
     assert selected(f"data.id = {2**53 + 1}", *messages) == [1]
     assert selected(f"data.id > {2**53}", *messages) == [1, 2]
+
+
+@pytest.mark.parametrize("literal", [2**53 + 1, 2**53 + 3])
+def test_whole_number_between_two_doubles_equals_neither(literal: int) -> None:
+    messages = [payload({"id": float(literal - 1)}), payload({"id": float(literal + 1)})]
+    assert selected(f"data.id < {literal}", *messages) == [0]
+    assert selected(f"data.id <= {literal}", *messages) == [0]
+    assert selected(f"data.id > {literal}", *messages) == [1]
+    assert selected(f"data.id >= {literal}", *messages) == [1]
+    assert selected(f"data.id = {literal}", *messages) == []
 
 
 @pytest.mark.parametrize("text", ['attributes.k != "v"', 'key != "v"', "priority >= 0", 'NOT key: "x"'])
@@ -496,3 +508,24 @@ def test_any_text_is_parsed_or_refused_within_its_length(text: str) -> None:
     except InvalidFilter as refused:
         refusal = refused
     assert refusal is None or 0 <= refusal.details["position"] <= len(text)
+
+
+# The guide.
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "filters.md"
+
+
+def examples() -> list[str]:
+    blocks = re.findall(r"```filter\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("text", examples())
+def test_every_filter_in_the_guide_is_legal(text: str) -> None:
+    assert parse_filter(text) is not None
+
+
+def test_the_refusal_in_the_guide_is_the_one_that_users_see() -> None:
+    with pytest.raises(InvalidFilter) as refused:
+        parse_filter("attributes.env = prod")
+    assert refused.value.message in GUIDE.read_text(encoding="utf-8")

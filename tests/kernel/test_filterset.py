@@ -105,11 +105,17 @@ def test_removing_what_is_not_held_is_a_fault_of_the_caller() -> None:
 
 
 def test_removal_leaves_the_filters_that_lie_beside() -> None:
-    filters = holding('key = "a"', 'key = "a" AND priority = 0', 'key = "b"', "priority = 0", 'key != "a"')
+    filters = holding(
+        'key = "a"', 'key = "a" AND priority = 0', 'key = "b"', "priority = 0", 'key != "a"', 'key != "b"'
+    )
     filters.remove(parsed('key = "a"'))
     filters.remove(parsed("priority = 0"))
     filters.remove(parsed('key != "a"'))
-    assert answers(filters, TENANTS) == {'key = "a" AND priority = 0': [0, 2], 'key = "b"': [1]}
+    assert answers(filters, TENANTS) == {
+        'key = "a" AND priority = 0': [0, 2],
+        'key = "b"': [1],
+        'key != "b"': [0, 2, 3],
+    }
 
 
 def test_long_or_of_equalities_selects_like_a_short_one() -> None:

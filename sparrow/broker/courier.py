@@ -1,0 +1,364 @@
+"""Carries the messages of one subscription from the log to its consumers.
+
+All decisions are the kernel's (kernel/delivery.py); the courier reads pages, offers them, hands over what
+was leased, journals what was settled and wakes up when something is due. It holds no rule of its own.
+
+A consumer that asks gets what is ready, else the courier reads on for it, else it waits: for new messages,
+for a due retry, or for its own timeout. Nothing is read for a subscription that nobody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pyroaring import BitMap64
+
+from sparrow.broker import logs
+from sparrow.broker.clock import Clock
+from sparrow.broker.handover import deliveries
+from sparrow.broker.pages import Page, Pages
+from sparrow.broker.settling import Settling
+from sparrow.broker.topics import Topics
+from sparrow.kernel.delivery import Delivery
+from sparrow.kernel.exchange import Arrival, HandOver, Refusal, Settled, Wish
+from sparrow.kernel.facts import Fact
+from sparrow.kernel.filter import Filter
+from sparrow.kernel.filterset import FilterSet
+from sparrow.kernel.poison import LARGE_BYTES
+from sparrow.kernel.schedule import NEVER_US
+from sparrow.model.errors import DataDamaged, OffsetOutOfRange, SparrowError, TopicNotFound
+from sparrow.model.message import Delivered, StreamId, parse_message_id
+from sparrow.model.subscription import Guarantee, Subscription
+from sparrow.store.ports import Store
+
+
+class Services(NamedTuple):
+    """What couriers share."""
+
+    store: Store
+    topics: Topics
+    pages: Pages
+    settling: Settling
+    clock: Clock
+    jitter: Callable[[], float]
+    filters: Callable[[int], FilterSet]
+    """The filters of all subscriptions of a topic."""
+    move_dead_letters: Callable[[Courier], None]
+    """Starts to move what is due to the dead-letter topic."""
+
+
+class Courier:
+    """One subscription at work."""
+
+    __slots__ = (
+        "__weakref__",
+        "_feeding",
+        "_services",
+        "_timer",
+        "_timer_at_us",
+        "_unconfirmed",
+        "_waiting",
+        "as_of",
+        "delivery",
+        "filter",
+        "is_dirty",
+        "is_moving",
+        "skipped",
+        "streams",
+        "subscription",
+    )
+
+    def __init__(
+        self, subscription: Subscription, delivery: Delivery, chosen: Filter | None, services: Services
+    ) -> None:
+        self.subscription = subscription
+        self.delivery = delivery
+        self.filter = chosen
+        self.as_of = 0
+        """The log sequence number of the last fact that was applied."""
+        self.is_dirty = False
+        """Whether facts were applied since the last checkpoint."""
+        self.is_moving = False
+        """Whether dead letters are being moved."""
+        self.skipped = 0
+        """Messages that could not be delivered because the log no longer holds them whole."""
+        self.streams: set[StreamId] = set(delivery.streams)
+        self._services = services
+        self._feeding: asyncio.Lock | None = None
+        self._waiting: set[asyncio.Future[None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_us = NEVER_US
+        self._unconfirmed: set[asyncio.Future[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Courier {self.subscription.name!r}>"
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
+
+    # Handing over.
+
+    async def pull(self, consumer: str, max_messages: int, timeout_s: float, owner: Any) -> list[Delivered]:
+        """Up to ``max_messages`` for a consumer; waits up to ``timeout_s`` for the first."""
+        clock = self._services.clock
+        until_s = clock.monotonic_s() + timeout_s
+        while True:
+            over = self.delivery.lease(consumer, max_messages, clock.now_us())
+            if over.runs:
+                found = await self._hand_over(over, owner)
+                if found:
+                    return found
+                continue
+            waiting = self._wait()
+            try:
+                if await self._feed(max_messages):
+                    continue
+                self._set_timer()
+                rest_s = until_s - clock.monotonic_s()
+                if rest_s <= 0:
+                    return []
+                await asyncio.wait([waiting], timeout=rest_s)
+            finally:
+                self._stop_waiting(waiting)
+
+    async def _hand_over(self, over: HandOver, owner: Any) -> list[Delivered]:
+        if over.facts:
+            await self.journal(over.facts)
+        found: list[Delivered] = []
+        try:
+            for run in over.runs:
+                topic = self._services.topics.find(run.stream.topic_id)
+                if topic is None:
+                    continue
+                offsets, ids = run.to_offsets(), run.ack_ids()
+                place = 0
+                while place < len(offsets):
+                    page = await self._page(run.stream, offsets[place])
+                    count = 0 if page is None else _count_below(offsets, place, page.end_offset)
+                    if page is None or count == 0:
+                        self._give_up(run.stream, offsets[place : place + 1])
+                        place += 1
+                        continue
+                    chosen = slice(place, place + count)
+                    found += deliveries(page.rows(offsets[chosen]), run, topic.name, ids[chosen], owner)
+                    place += count
+        except BaseException:
+            for run in over.runs:
+                self.delivery.give_back(run.stream, BitMap64(run.to_offsets()))
+            raise
+        self._set_timer()
+        return found
+
+    async def _page(self, stream: StreamId, offset: int) -> Page | None:
+        """The page that holds exactly this message; None when it can no longer be read."""
+        try:
+            page = await self._services.pages.at(stream, offset)
+        except (DataDamaged, OffsetOutOfRange, TopicNotFound):
+            return None
+        return page if page is not None and page.first_offset <= offset else None
+
+    def _give_up(self, stream: StreamId, offsets: Sequence[int]) -> None:
+        """Retention or damage took the message between its lease and its hand-over."""
+        self.skipped += len(offsets)
+        logs.get("delivery").warning(
+            "message-unreadable", "", subscription=self.subscription.name, offsets=list(offsets)
+        )
+        self.submit(self.delivery.ack_offsets(stream, BitMap64(offsets)).facts)
+
+    # Reading.
+
+    async def _feed(self, demand: int) -> bool:
+        """Reads on for consumers; False when there is nothing new."""
+        if self._feeding is None:
+            self._feeding = asyncio.Lock()
+        async with self._feeding:
+            has_read = False
+            for wish in self.delivery.wanted(demand):
+                has_read = await self._read(wish) or has_read
+                if self.delivery.deliverable >= demand:
+                    break
+            return has_read
+
+    async def _read(self, wish: Wish) -> bool:
+        services = self._services
+        try:
+            bounds = services.store.bounds(wish.stream)
+            start = max(wish.start_offset, bounds.start_offset)
+            if start >= bounds.end_offset:
+                return False
+            page = await services.pages.at(wish.stream, start)
+        except TopicNotFound:
+            return False
+        except OffsetOutOfRange:
+            return True  # Retention moved the start meanwhile; the next look starts there.
+        except DataDamaged as damage:
+            return self._pass_damage(wish, damage)
+        if page is None:
+            return False
+        self.delivery.offer(self._arrival(page, start, wish.max_messages), services.clock.now_us())
+        return True
+
+    def _pass_damage(self, wish: Wish, damage: DataDamaged) -> bool:
+        end = int(damage.details.get("end_offset", 0))
+        if end <= wish.start_offset:
+            raise damage
+        self.skipped += end - wish.start_offset
+        logs.get("delivery").error(
+            "damage-skipped", str(damage), subscription=self.subscription.name, end_offset=end
+        )
+        passed = Arrival(
+            stream=wish.stream, first_offset=wish.start_offset, end_offset=end, selected=BitMap64()
+        )
+        self.delivery.offer(passed, self._services.clock.now_us())
+        return True
+
+    def _arrival(self, page: Page, start: int, limit: int) -> Arrival:
+        first = max(start, page.first_offset)
+        end = min(page.end_offset, first + limit)
+        needs = self.delivery.needs
+        columns: dict[str, Any] = {}
+        if "keys" in needs:
+            columns["keys"] = page.values("key", first)
+        if "publishers" in needs:
+            columns["publishers"] = page.values("producer_id", first)
+        if "published_at_us" in needs:
+            columns["published_at_us"] = page.values("publish_time", first)
+        columns = {name: values and values[: end - first] for name, values in columns.items()}
+        sparse = {
+            "priority": page.sparse("priority"),
+            "deliver_at_us": page.sparse("deliver_at"),
+            "expires_at_us": page.expiries(),
+            "depends_on": _parsed(page.sparse("depends_on")),
+        }
+        columns.update({name: _clip(found, first, end) for name, found in sparse.items() if found})
+        return Arrival(
+            stream=page.stream,
+            first_offset=first,
+            end_offset=end,
+            selected=self._selected(page, first, end),
+            large=page.large(LARGE_BYTES) if "large" in needs else None,
+            **columns,
+        )
+
+    def _selected(self, page: Page, first: int, end: int) -> BitMap64 | None:
+        if self.filter is None:
+            return page.offsets(first, end)
+        return page.selected(self.filter, self._services.filters(page.stream.topic_id))
+
+    # Settling.
+
+    async def settle(self, settled: Settled, *, is_confirmed: bool) -> list[Refusal]:
+        """Journals a decision; waits for the disk when the caller wants it confirmed."""
+        if settled.facts:
+            future = self.submit(settled.facts)
+            if is_confirmed or self.subscription.policy.guarantee is Guarantee.EXACTLY_ONCE:
+                await asyncio.shield(future)
+            else:
+                self._unconfirmed.add(future)
+                future.add_done_callback(self._unconfirmed.discard)
+        return settled.refused
+
+    async def flush(self) -> None:
+        """Returns when every settlement so far is durable; raises when one was lost."""
+        pending = list(self._unconfirmed)
+        if pending:
+            await asyncio.gather(*(asyncio.shield(future) for future in pending))
+
+    def submit(self, facts: Sequence[Fact]) -> asyncio.Future[None]:
+        return self._services.settling.submit(facts, self.apply, self._abandon)
+
+    async def journal(self, facts: Sequence[Fact]) -> None:
+        """Facts that must be durable before the caller goes on."""
+        if facts:
+            await asyncio.shield(self.submit(facts))
+
+    def apply(self, facts: Sequence[Fact], lsn: int) -> None:
+        """The facts are in the log."""
+        for fact in facts:
+            self.delivery.apply(fact)
+        self.as_of = lsn
+        self.is_dirty = True
+        self.streams = set(self.delivery.streams)
+        self.wake()
+        self._set_timer()
+        self._services.move_dead_letters(self)
+
+    def _abandon(self, facts: Sequence[Fact]) -> None:
+        self.delivery.abandon(facts)
+        self.wake()
+
+    # Waking up.
+
+    def wake(self) -> None:
+        """Something may be ready."""
+        if self._waiting:
+            for future in self._waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def _wait(self) -> asyncio.Future[None]:
+        if self._waiting is None:
+            self._waiting = set()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        return future
+
+    def _stop_waiting(self, future: asyncio.Future[None]) -> None:
+        assert self._waiting is not None
+        self._waiting.discard(future)
+
+    def _set_timer(self) -> None:
+        at_us = self.delivery.next_wakeup_us()
+        if at_us >= self._timer_at_us and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_us = at_us
+        if at_us < NEVER_US:
+            wait_s = max(0.0, (at_us - self._services.clock.now_us()) / 1_000_000)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        """Something is due: leases, schedules, dead letters."""
+        self._timer = None
+        self._timer_at_us = NEVER_US
+        facts = self.delivery.expire(self._services.clock.now_us(), self._services.jitter())
+        if facts:
+            self.submit(facts)
+        self._services.move_dead_letters(self)
+        self.wake()
+        self._set_timer()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
+
+def first_refusal(refused: Sequence[Refusal]) -> SparrowError | None:
+    """Why the first of some ids was refused."""
+    return refused[0].error if refused else None
+
+
+def _count_below(offsets: Sequence[int], place: int, end: int) -> int:
+    if isinstance(offsets, range):
+        return min(end, offsets[-1] + 1) - offsets[place]
+    count = 0
+    while place + count < len(offsets) and offsets[place + count] < end:
+        count += 1
+    return count
+
+
+def _clip(values: dict[int, Any], first: int, end: int) -> dict[int, Any] | None:
+    return {offset: value for offset, value in values.items() if first <= offset < end} or None
+
+
+def _parsed(found: Any) -> dict[int, Any] | None:
+    if found is None:
+        return None
+    return {offset: [parse_message_id(text) for text in ids] for offset, ids in found.items()}

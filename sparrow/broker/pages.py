@@ -1,0 +1,176 @@
+"""Batches on their way to subscriptions, read and judged once for all of them.
+
+A page is one batch of the log as it was stored. Fan-out shares it: ten thousand subscriptions that read the
+same batch decode it once, and their filters are evaluated together, the first time any of them asks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from sparrow.kernel.batchview import BatchView
+from sparrow.kernel.filter import Filter
+from sparrow.kernel.filterset import FilterSet
+from sparrow.model.message import StreamId
+from sparrow.store.ports import LogBatch, Store
+
+_PAGE_READ_BYTES = 1024 * 1024
+
+
+class Page:
+    """One batch and what was found out about it."""
+
+    __slots__ = (
+        "_is_dense",
+        "_selected",
+        "_view",
+        "batch",
+        "end_offset",
+        "first_offset",
+        "size_bytes",
+        "stream",
+    )
+
+    def __init__(self, read: LogBatch) -> None:
+        self.stream = read.stream
+        self.first_offset = read.first_offset
+        self.end_offset = read.end_offset
+        self.batch = read.batch
+        self.size_bytes = read.batch.nbytes
+        self._is_dense = read.batch.num_rows == read.end_offset - read.first_offset
+        self._view: BatchView | None = None
+        self._selected: dict[Filter, BitMap64] | None = None
+
+    def offsets(self, start: int, end: int) -> BitMap64 | None:
+        """The offsets from ``start`` to ``end`` that exist; None when all do."""
+        if self._is_dense:
+            return None
+        found = BitMap64(self.batch.column("offset").to_pylist())
+        return found & BitMap64(range(start, end))
+
+    def selected(self, wanted: Filter, filters: FilterSet) -> BitMap64:
+        """The offsets that pass a filter. All filters of ``filters`` are evaluated at the first question."""
+        if self._selected is None or (wanted not in self._selected and wanted not in filters):
+            self._selected = self._evaluate(filters)
+        found = self._selected.get(wanted)
+        return found if found is not None else BitMap64()
+
+    def _evaluate(self, filters: FilterSet) -> dict[Filter, BitMap64]:
+        if self._view is None:
+            self._view = BatchView(self.batch)
+        found = filters.select(self._view)
+        if self._is_dense:
+            first = self.first_offset
+            return {one: BitMap64([first + place for place in places]) for one, places in found.items()}
+        offsets = self.batch.column("offset").to_pylist()
+        return {one: BitMap64([offsets[place] for place in places]) for one, places in found.items()}
+
+    def rows(self, offsets: Sequence[int]) -> pa.RecordBatch:
+        """The rows of some offsets of this page, in order; offsets that are not there are left out."""
+        if self._is_dense:
+            first, count = offsets[0] - self.first_offset, len(offsets)
+            if offsets[-1] - offsets[0] == count - 1:
+                return self.batch.slice(first, count)
+            return self.batch.take(pa.array([offset - self.first_offset for offset in offsets]))
+        return self.batch.filter(pc.is_in(self.batch.column("offset"), value_set=pa.array(offsets)))
+
+    def values(self, column: str, start: int) -> list[Any] | None:
+        """A column from ``start`` on, one value an offset; None when it is empty."""
+        found = self.batch.column(column)
+        if found.null_count == len(found):
+            return None
+        if self._is_dense:
+            return list(_plain(found.slice(start - self.first_offset)))
+        by_offset = dict(zip(self.batch.column("offset").to_pylist(), _plain(found), strict=True))
+        return [by_offset.get(offset) for offset in range(start, self.end_offset)]
+
+    def sparse(self, column: str) -> dict[int, Any] | None:
+        """The values of a column by offset, nulls left out; None when it is empty."""
+        found = self.batch.column(column)
+        if found.null_count == len(found):
+            return None
+        offsets = self.batch.column("offset").to_pylist()
+        return {o: v for o, v in zip(offsets, _plain(found), strict=True) if v is not None}
+
+    def expiries(self) -> dict[int, int] | None:
+        """When messages with a time to live stop being worth delivering, by offset."""
+        lives = self.sparse("ttl_ms")
+        if lives is None:
+            return None
+        published = self.sparse("publish_time") or {}
+        return {offset: published[offset] + ttl_ms * 1000 for offset, ttl_ms in lives.items()}
+
+    def large(self, bytes_min: int) -> BitMap64 | None:
+        """Messages whose data is over a size."""
+        mask = pc.greater(pc.binary_length(self.batch.column("data")), bytes_min)
+        found = self.batch.column("offset").filter(mask)
+        return BitMap64(found.to_pylist()) if len(found) else None
+
+
+def _plain(column: Any) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+class Pages:
+    """A small cache of pages; bounded by count and bytes."""
+
+    def __init__(self, store: Store, count_max: int = 256, bytes_max: int = 32 * 1024 * 1024) -> None:
+        self._store = store
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._pages: OrderedDict[tuple[StreamId, int], Page] = OrderedDict()
+        self._starts: dict[StreamId, dict[int, Page]] = {}
+
+    async def at(self, stream: StreamId, offset: int) -> Page | None:
+        """The page that holds ``offset``, or the next one after a gap; None at the end of the log."""
+        held = self._find(stream, offset)
+        if held is not None:
+            return held
+        if offset >= self._store.bounds(stream).end_offset:
+            return None
+        read = await self._store.read(stream, offset, _PAGE_READ_BYTES, is_whole=True)
+        pages = [self._keep(Page(batch)) for batch in read]
+        return pages[0] if pages else None
+
+    def _find(self, stream: StreamId, offset: int) -> Page | None:
+        for page in reversed(self._starts.get(stream, {}).values()):
+            if page.first_offset <= offset < page.end_offset:
+                self._pages.move_to_end((stream, page.first_offset))
+                return page
+        return None
+
+    def _keep(self, page: Page) -> Page:
+        key = (page.stream, page.first_offset)
+        held = self._pages.get(key)
+        if held is not None and held.end_offset == page.end_offset:
+            return held
+        if held is not None:
+            self._drop(key)
+        self._pages[key] = page
+        self._starts.setdefault(page.stream, {})[page.first_offset] = page
+        self._bytes += page.size_bytes
+        while len(self._pages) > self._count_max or (self._bytes > self._bytes_max and len(self._pages) > 1):
+            self._drop(next(iter(self._pages)))
+        return page
+
+    def _drop(self, key: tuple[StreamId, int]) -> None:
+        page = self._pages.pop(key)
+        self._bytes -= page.size_bytes
+        starts = self._starts[page.stream]
+        del starts[page.first_offset]
+        if not starts:
+            del self._starts[page.stream]
+
+    def forget_topic(self, topic_id: int) -> None:
+        for key in [key for key in self._pages if key[0].topic_id == topic_id]:
+            self._drop(key)
