@@ -14,18 +14,30 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from sparrow.broker import admission, condition, handover, logs
+from sparrow.broker import admission, chance, condition, handover, logs
 from sparrow.broker.clock import Clock
+from sparrow.broker.courier import Services
+from sparrow.broker.deadletters import HIDDEN, DeadLetters
 from sparrow.broker.ingress import Ingress, ProducerId
 from sparrow.broker.maintenance import Maintenance
+from sparrow.broker.pages import Pages
+from sparrow.broker.positions import Positions
 from sparrow.broker.producer import Producer
 from sparrow.broker.repeats import Repeats
+from sparrow.broker.settling import Settling
+from sparrow.broker.subscription import BrokerSubscription
+from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
-from sparrow.model.errors import BrokerClosed, InvalidArgument
+from sparrow.broker.tracing import Tracer
+from sparrow.kernel.snapshot import Snapshot
+from sparrow.kernel.trace import Trace
+from sparrow.model.errors import BrokerClosed, InvalidArgument, InvalidName, TopicInUse
 from sparrow.model.health import Health
 from sparrow.model.message import Message, Receipt, Receipts, StreamId, to_us
-from sparrow.model.names import parse_producer
+from sparrow.model.names import parse_producer, parse_subscription
 from sparrow.model.settings import Settings
+from sparrow.model.subscription import Subscription
+from sparrow.model.subscription import parse_policy as parse_subscription_policy
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
 from sparrow.store.local import LocalStore
@@ -47,9 +59,31 @@ class Broker:
         self._repeats = Repeats(store, settings.dedupe)
         self._repeats.recover(store.recovered)
         self._ingress = Ingress(store, self._topics, self._repeats, clock, self._arrived)
-        self._maintenance = Maintenance(
-            store, self._topics, self._repeats, settings, clock, list, lambda topic: {}
+        self._pages = Pages(store)
+        self._settling = Settling(store)
+        self._subscriptions = Subscriptions(store, self._topics, clock, chance.session())
+        self._dead_letters = DeadLetters(
+            store, self._topics, self._subscriptions, self._pages, self._settling, clock, chance.name
         )
+        self._positions = Positions(store, self._topics, self._subscriptions, clock)
+        self._maintenance = Maintenance(
+            store, self._topics, self._repeats, settings, clock, self._subscriptions
+        )
+        self._tracer = Tracer(store, self._topics, self._subscriptions, self._pages)
+        self._consumers = 0
+        self._subscriptions.start(
+            Services(
+                store=store,
+                topics=self._topics,
+                pages=self._pages,
+                settling=self._settling,
+                clock=clock,
+                jitter=chance.jitter,
+                filters=self._subscriptions.filters,
+                move_dead_letters=self._dead_letters.move,
+            )
+        )
+        self._topics.on_change = self._subscriptions.topic_changed
 
     @classmethod
     async def open(
@@ -62,6 +96,9 @@ class Broker:
                 Path(settings.data), journal=settings.journal, lake=settings.lake, now_us=clock.now_us
             )
         broker = cls(store, settings, clock)
+        await broker._subscriptions.recover(store.recovered)
+        await broker._positions.load()
+        broker._dead_letters.resume()
         broker._maintenance.start()
         broker._log_recovery(store.recovered.report)
         return broker
@@ -71,6 +108,9 @@ class Broker:
         if not self._is_closed:
             self._is_closed = True
             await self._maintenance.stop()
+            await self._dead_letters.stop()
+            self._subscriptions.stop()
+            await self._settling.flush()
             await self._store.close()
             self._log.info("broker-closed")
 
@@ -109,12 +149,17 @@ class Broker:
         self._check_open()
         return await self._topics.update(name, partitions, policy)
 
-    async def delete_topic(self, name: str) -> None:
-        """Deletes a topic and its messages."""
+    async def delete_topic(self, name: str, *, force: bool = False) -> None:
+        """Deletes a topic and its messages; one that subscriptions name needs ``force``."""
         self._check_open()
         topic = self._topics.get(name)
+        users = self._subscriptions.users_of(topic)
+        if users and not force:
+            raise TopicInUse(f"{name!r} is used by {', '.join(users[:5])}", subscriptions=users)
         await self._topics.delete(topic)
+        await self._subscriptions.topic_deleted(topic)
         self._repeats.forget_topic(topic.id)
+        self._pages.forget_topic(topic.id)
         self._log.info("topic-deleted", "", topic=topic.name)
 
     # Publishing.
@@ -185,6 +230,56 @@ class Broker:
         self._repeats.open_epoch(*identity)
         return Producer(name, identity, self._ingress, self._topics, self._repeats)
 
+    # Subscriptions.
+
+    async def subscribe(
+        self, name: str, pattern: str, *, start: str | datetime | float = "latest", **policy: Any
+    ) -> BrokerSubscription:
+        """Creates the subscription, or takes hold of it when it exists with the same settings. A new one
+        starts at "latest", "earliest" or a time. Options are the fields of SubscriptionPolicy: filter,
+        ordering, guarantee, ack_deadline_s, retry, dead_letter_topic, …"""
+        self._check_open()
+        if parse_subscription(name).endswith(HIDDEN):
+            raise InvalidName(f"a subscription name must not end in {HIDDEN!r}")
+        chosen = parse_subscription_policy(policy)
+        await self._dead_letters.prepare(name, chosen, pattern)
+        _, is_new = await self._subscriptions.create(name, pattern, start, policy)
+        if is_new:
+            self._log.info("subscription-created", "", subscription=name, pattern=pattern)
+        return self._handle(name)
+
+    async def subscription(self, name: str) -> BrokerSubscription:
+        """Takes hold of a subscription that exists."""
+        return self._handle(self._subscriptions.get(name).subscription.name)
+
+    async def subscriptions(self) -> list[Subscription]:
+        """All subscriptions, by name."""
+        found = [courier.subscription for courier in self._subscriptions]
+        return [subscription for subscription in found if not subscription.name.endswith(HIDDEN)]
+
+    async def snapshots(self) -> list[Snapshot]:
+        """All snapshots that have not expired."""
+        return self._positions.snapshots()
+
+    async def delete_snapshot(self, name: str) -> None:
+        await self._positions.delete(name)
+
+    async def trace(self, message_id: str) -> list[Trace]:
+        """Where is this message? Its state in every subscription that reads its topic."""
+        return await self._tracer.trace(message_id)
+
+    def _handle(self, name: str) -> BrokerSubscription:
+        self._consumers += 1
+        return BrokerSubscription(
+            name,
+            f"consumer-{self._consumers}",
+            self._subscriptions,
+            self._dead_letters,
+            self._positions,
+            self._clock,
+            chance.jitter,
+        )
+
     # Reading.
 
     async def bounds(self, topic: str, partition: int = 0) -> Bounds:
@@ -249,6 +344,7 @@ class Broker:
 
     def _arrived(self, stream: StreamId) -> None:
         """New messages of a stream can be read."""
+        self._subscriptions.arrived(stream)
 
     def _check_open(self) -> None:
         if self._is_closed:

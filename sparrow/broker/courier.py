@@ -116,7 +116,7 @@ class Courier:
             try:
                 if await self._feed(max_messages):
                     continue
-                self._set_timer()
+                self.set_timer()
                 rest_s = until_s - clock.monotonic_s()
                 if rest_s <= 0:
                     return []
@@ -149,7 +149,7 @@ class Courier:
             for run in over.runs:
                 self.delivery.give_back(run.stream, BitMap64(run.to_offsets()))
             raise
-        self._set_timer()
+        self.set_timer()
         return found
 
     async def _page(self, stream: StreamId, offset: int) -> Page | None:
@@ -245,8 +245,13 @@ class Courier:
 
     def _selected(self, page: Page, first: int, end: int) -> BitMap64 | None:
         if self.filter is None:
-            return page.offsets(first, end)
-        return page.selected(self.filter, self._services.filters(page.stream.topic_id))
+            chosen = page.offsets(first, end)
+        else:
+            chosen = page.selected(self.filter, self._services.filters(page.stream.topic_id))
+        mine = page.meant_for(self.subscription.name)
+        if mine is None:
+            return chosen
+        return mine if chosen is None else chosen & mine
 
     # Settling.
 
@@ -281,9 +286,8 @@ class Courier:
             self.delivery.apply(fact)
         self.as_of = lsn
         self.is_dirty = True
-        self.streams = set(self.delivery.streams)
         self.wake()
-        self._set_timer()
+        self.set_timer()
         self._services.move_dead_letters(self)
 
     def _abandon(self, facts: Sequence[Fact]) -> None:
@@ -310,7 +314,7 @@ class Courier:
         assert self._waiting is not None
         self._waiting.discard(future)
 
-    def _set_timer(self) -> None:
+    def set_timer(self) -> None:
         at_us = self.delivery.next_wakeup_us()
         if at_us >= self._timer_at_us and self._timer is not None:
             return
@@ -331,7 +335,7 @@ class Courier:
             self.submit(facts)
         self._services.move_dead_letters(self)
         self.wake()
-        self._set_timer()
+        self.set_timer()
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -7,25 +7,20 @@ with growing patience; each try starts from the beginning, because every step ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.repeats import Repeats
+from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.kernel.retention import expired_segments
 from sparrow.model.errors import SparrowError
-from sparrow.model.message import StreamId
 from sparrow.model.settings import Settings
-from sparrow.model.topic import Topic
-from sparrow.store.catalog_tables import CursorCheckpoint
 from sparrow.store.ports import Store
 
 _PATIENCE_S = (1.0, 60.0)
-
-Cursors = Callable[[], list[CursorCheckpoint]]
-NeededFrom = Callable[[Topic], Mapping[StreamId, int]]
 
 
 class Maintenance:
@@ -38,16 +33,14 @@ class Maintenance:
         repeats: Repeats,
         settings: Settings,
         clock: Clock,
-        cursors: Cursors,
-        needed_from: NeededFrom,
+        subscriptions: Subscriptions,
     ) -> None:
         self._store = store
         self._topics = topics
         self._repeats = repeats
         self._settings = settings
         self._clock = clock
-        self._cursors = cursors
-        self._needed_from = needed_from
+        self._subscriptions = subscriptions
         self._log = logs.get("maintenance")
         self._tasks: list[asyncio.Task[None]] = []
         self._sealing = asyncio.Lock()
@@ -79,7 +72,9 @@ class Maintenance:
         dropped = 0
         for topic in list(self._topics):
             segments = self._store.segments(topic)
-            doomed = expired_segments(segments, topic.policy, self._clock.now_us(), self._needed_from(topic))
+            doomed = expired_segments(
+                segments, topic.policy, self._clock.now_us(), self._subscriptions.needed_from(topic)
+            )
             if doomed:
                 await self._store.drop(doomed)
                 dropped += len(doomed)
@@ -89,11 +84,12 @@ class Maintenance:
     async def _seal_once(self) -> int:
         async with self._sealing:
             start_s = self._clock.monotonic_s()
-            producers = self._repeats.checkpoints()
+            producers, cursors = self._repeats.checkpoints(), self._subscriptions.checkpoints()
             try:
-                count = await self._store.seal(self._cursors(), producers)
+                count = await self._store.seal(cursors, producers)
             except BaseException:
                 self._repeats.keep_changed(producers)
+                self._subscriptions.keep_changed(cursors)
                 raise
             seconds = self._clock.monotonic_s() - start_s
             self.sealed_messages += count

@@ -21,6 +21,8 @@ from sparrow.model.message import StreamId
 from sparrow.store.ports import LogBatch, Store
 
 _PAGE_READ_BYTES = 1024 * 1024
+REPLAY_FOR = "replay_for"
+"""Attribute of a message that was stored again, because its original is gone, for one subscription."""
 
 
 class Page:
@@ -28,6 +30,7 @@ class Page:
 
     __slots__ = (
         "_is_dense",
+        "_judged_at",
         "_selected",
         "_view",
         "batch",
@@ -45,7 +48,8 @@ class Page:
         self.size_bytes = read.batch.nbytes
         self._is_dense = read.batch.num_rows == read.end_offset - read.first_offset
         self._view: BatchView | None = None
-        self._selected: dict[Filter, BitMap64] | None = None
+        self._selected: dict[Filter, BitMap64] = {}
+        self._judged_at = -1
 
     def offsets(self, start: int, end: int) -> BitMap64 | None:
         """The offsets from ``start`` to ``end`` that exist; None when all do."""
@@ -56,10 +60,25 @@ class Page:
 
     def selected(self, wanted: Filter, filters: FilterSet) -> BitMap64:
         """The offsets that pass a filter. All filters of ``filters`` are evaluated at the first question."""
-        if self._selected is None or (wanted not in self._selected and wanted not in filters):
+        if self._judged_at != filters.version:
             self._selected = self._evaluate(filters)
+            self._judged_at = filters.version
         found = self._selected.get(wanted)
         return found if found is not None else BitMap64()
+
+    def meant_for(self, subscription: str) -> BitMap64 | None:
+        """Messages stored again for one subscription alone concern no other; None when there are none."""
+        again = self.batch.column("original_id")
+        if again.null_count == len(again):
+            return None
+        offsets = self.batch.column("offset").to_pylist()
+        attributes = self.batch.column("attributes").to_pylist()
+        others = {
+            offset
+            for offset, pairs in zip(offsets, attributes, strict=True)
+            if dict(pairs or ()).get(REPLAY_FOR, subscription) != subscription
+        }
+        return BitMap64(offset for offset in offsets if offset not in others)
 
     def _evaluate(self, filters: FilterSet) -> dict[Filter, BitMap64]:
         if self._view is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,12 @@ from sparrow.model.settings import TopicSettings
 from sparrow.model.topic import Topic, TopicPolicy, parse_partitions, parse_policy
 from sparrow.store.ports import Store
 
+OnChange = Callable[[Topic], Awaitable[None]]
+
+
+async def _nobody(topic: Topic) -> None:
+    """Nobody wants to know."""
+
 
 class Topics:
     """The registry. Names are resolved here and nowhere else."""
@@ -26,6 +33,8 @@ class Topics:
         self._by_name = {topic.name: topic for topic in store.topics()}
         self._by_id = {topic.id: topic for topic in store.topics()}
         self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self.on_change: OnChange = _nobody
+        """Told of every topic that is new or has more partitions, before anyone may use it."""
         self._allowance = settings.auto_create_per_s
         self._allowance_at = clock.monotonic_s()
 
@@ -93,6 +102,7 @@ class Topics:
         finally:
             del self._creating[name]
         self._keep(topic)
+        await self.on_change(topic)
         future.set_result(topic)
         return topic
 
@@ -110,6 +120,7 @@ class Topics:
         if topic != before:
             await self._store.update_topic(topic)
             self._keep(topic)
+            await self.on_change(topic)
         return topic
 
     async def delete(self, topic: Topic) -> None:

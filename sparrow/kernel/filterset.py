@@ -149,6 +149,8 @@ class FilterSet:
         self._opposites: dict[Filter, _Entry] = {}
         self._included = _EqualityIndex()
         self._excluded = _EqualityIndex()
+        self.version = 0
+        """Changes whenever another filter is held; an answer is good for the version it was given at."""
 
     def __len__(self) -> int:
         """How many distinct filters are held."""
@@ -162,6 +164,7 @@ class FilterSet:
         entry = self._entries.get(filter)
         if entry is None:
             entry = self._entries[filter] = self._place(filter)
+            self.version += 1
         entry.holders += 1
         return filter
 

@@ -22,7 +22,7 @@ def expired_segments(
 ) -> list[SegmentInfo]:
     """The segments to drop. ``needed_from`` names, per stream, the lowest offset that some
     subscription has not acked; a stream without an entry is needed by nobody."""
-    ordered = sorted(segments, key=lambda s: (s.last_time_us, s.stream, s.first_offset))
+    ordered = _oldest_first(segments)
     surplus = _Surplus(ordered, policy)
     blocked: set[StreamId] = set()
     gone: list[SegmentInfo] = []
@@ -36,6 +36,17 @@ def expired_segments(
         gone.append(segment)
         surplus.drop(segment)
     return gone
+
+
+def _oldest_first(segments: Sequence[SegmentInfo]) -> list[SegmentInfo]:
+    """By time over all streams, and by offset within each, also where a clock went back between two."""
+    newest_us: dict[StreamId, int] = {}
+    keyed = []
+    for segment in sorted(segments, key=lambda s: (s.stream, s.first_offset)):
+        time_us = max(segment.last_time_us, newest_us.get(segment.stream, segment.last_time_us))
+        newest_us[segment.stream] = time_us
+        keyed.append((time_us, segment.stream, segment.first_offset, segment))
+    return [segment for *_, segment in sorted(keyed)]
 
 
 def _is_too_old(segment: SegmentInfo, policy: TopicPolicy, now_us: int) -> bool:

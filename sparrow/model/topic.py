@@ -9,6 +9,7 @@ import msgspec
 
 from sparrow.model.errors import InvalidArgument
 from sparrow.model.limits import PARTITIONS_MAX
+from sparrow.model.message import StreamId
 from sparrow.model.names import parse_topic
 
 
@@ -56,6 +57,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     policy: TopicPolicy
     created_at_us: int
+
+    @property
+    def streams(self) -> list[StreamId]:
+        """Its partitions."""
+        return [StreamId(self.id, partition) for partition in range(self.partitions)]
 
 
 def parse_partitions(value: object) -> int:

@@ -1,0 +1,504 @@
+"""Dead letters: moved, listed, replayed, given up.
+
+The dead-letter topic is an ordinary topic that may serve many subscriptions. Which of its messages are
+still open for one of them is the business of a second, hidden subscription ``<name>~dlq`` on that topic: what
+it has not acked is open, its lag is the count, and replaying or purging a letter acks it. So the state of
+dead letters is a cursor like any other, and every move is one atomic entry of the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from sparrow.broker import logs
+from sparrow.broker.admission import check_row, rows_to_batch
+from sparrow.broker.clock import Clock
+from sparrow.broker.courier import Courier
+from sparrow.broker.handover import messages
+from sparrow.broker.pages import REPLAY_FOR, Page, Pages
+from sparrow.broker.settling import Settling
+from sparrow.broker.subscriptions import Subscriptions
+from sparrow.broker.topics import Topics
+from sparrow.kernel import deadletter, facts
+from sparrow.kernel.deadletter import PREFIX, Statistics
+from sparrow.kernel.exchange import DeadLetterDue
+from sparrow.kernel.facts import Fact
+from sparrow.kernel.filter import Filter, parse_filter
+from sparrow.kernel.partition import partition_of
+from sparrow.kernel.pattern import parse_pattern
+from sparrow.kernel.replay import (
+    FINISHED,
+    ReplayJob,
+    ReplaySelection,
+    ReplayStatus,
+    original_of,
+    parse_selection,
+)
+from sparrow.model.errors import (
+    DataDamaged,
+    InvalidArgument,
+    MessageNotFound,
+    OffsetOutOfRange,
+    PreconditionFailed,
+    SparrowError,
+    TopicNotFound,
+)
+from sparrow.model.message import Message, MessageId, StreamId
+from sparrow.model.subscription import SubscriptionPolicy
+from sparrow.model.topic import Topic
+from sparrow.store import batch as batches
+from sparrow.store.ports import BatchDraft, LogBatch, Store
+
+HIDDEN = "~dlq"
+_RETRY_S = 5.0
+_MOVES_AT_ONCE = 100
+_REPLAY_STEP = 100
+
+
+class DeadLetter(NamedTuple):
+    """One dead letter: the copy of the message, and what is known of its failure."""
+
+    message: Message
+    message_id: str
+    topic: str
+    reason: str
+    attempts: int
+    last_error: str
+    dead_at_us: int
+    is_loop: bool
+
+
+class DeadLetters:
+    """The shell around kernel/deadletter and kernel/replay."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        subscriptions: Subscriptions,
+        pages: Pages,
+        settling: Settling,
+        clock: Clock,
+        new_id: Any,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._pages = pages
+        self._settling = settling
+        self._clock = clock
+        self._new_id = new_id
+        self._log = logs.get("dead-letters")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[tuple[int, str], asyncio.Task[None]] = {}
+
+    # Coming and going of subscriptions.
+
+    async def prepare(self, name: str, policy: SubscriptionPolicy, pattern: str) -> None:
+        """Before a subscription exists or changes: its letters have a place from the first moment on."""
+        wanted, hidden = policy.dead_letter_topic, self._subscriptions.peek(name + HIDDEN)
+        if wanted is None:
+            return
+        if parse_pattern(pattern).matches(wanted):
+            raise InvalidArgument(
+                f"the dead-letter topic {wanted!r} matches the subscription's own pattern {pattern!r}",
+                hint="Use a topic that the subscription does not read, or letters would come back for ever.",
+            )
+        if hidden is not None and hidden.subscription.pattern != wanted:
+            await self._retire_if_empty(hidden)
+            hidden = None
+        if hidden is None:
+            options = {"filter": f'attributes.{PREFIX}subscription = "{name}"'}
+            await self._subscriptions.create(name + HIDDEN, wanted, "latest", options)
+
+    async def _retire_if_empty(self, hidden: Courier) -> None:
+        name = hidden.subscription.name.removesuffix(HIDDEN)
+        async for _ in self._selected(self._subscriptions.get(name), ReplaySelection(), with_loops=True):
+            raise PreconditionFailed(
+                f"{name!r} has dead letters in {hidden.subscription.pattern!r}",
+                hint="Replay or purge them before changing dead_letter_topic.",
+            )
+        await self._subscriptions.delete(hidden.subscription.name)
+
+    async def retire(self, name: str) -> None:
+        """A subscription is gone, and nobody will ask for its letters."""
+        if self._subscriptions.peek(name + HIDDEN) is not None:
+            await self._subscriptions.delete(name + HIDDEN)
+
+    # Moving.
+
+    def move(self, courier: Courier) -> None:
+        """Starts to move what is due, unless that is under way."""
+        if courier.is_moving or courier.subscription.policy.dead_letter_topic is None:
+            return
+        dues = courier.delivery.dead_letters_due(self._clock.now_us(), _MOVES_AT_ONCE)
+        if dues:
+            courier.is_moving = True
+            self._spawn(self._move(courier, dues))
+
+    async def _move(self, courier: Courier, dues: list[DeadLetterDue]) -> None:
+        try:
+            while dues:
+                await self._move_some(courier, dues)
+                dues = courier.delivery.dead_letters_due(self._clock.now_us(), _MOVES_AT_ONCE)
+        except SparrowError as error:
+            self._log.warning("dead-letter-deferred", str(error), subscription=courier.subscription.name)
+            retry_at_us = self._clock.now_us() + int(_RETRY_S * 1_000_000)
+            courier.delivery.defer_dead_letters(dues, retry_at_us)
+            courier.set_timer()
+        finally:
+            courier.is_moving = False
+
+    async def _move_some(self, courier: Courier, dues: list[DeadLetterDue]) -> None:
+        """The copies and the facts go into the log as one chain."""
+        subscription, now_us = courier.subscription, self._clock.now_us()
+        topic = await self._topics.resolve(subscription.policy.dead_letter_topic)
+        rows: dict[int, list[Any]] = {}
+        decided: list[Fact] = []
+        for due in dues:
+            original = await self._read_one(due.stream, due.offset)
+            if original is None:
+                # Retention took the message before it could be kept; nothing is left to copy.
+                self._log.warning("dead-letter-gone", "", subscription=subscription.name, offset=due.offset)
+                decided.append(facts.acked(subscription.id, due.stream, BitMap64([due.offset])))
+                continue
+            partition = partition_of(original.key, topic.partitions) if original.key else 0
+            rows.setdefault(partition, []).append(self._copy(courier, due, original, now_us))
+            place = MessageId(topic.id, partition, 0)
+            decided.append(deadletter.dead_lettered(subscription.id, due, now_us, place))
+        drafts = [self._draft(StreamId(topic.id, p), topic, some) for p, some in rows.items()]
+        await self._settling.append_with(drafts, decided, courier.apply)
+        for draft in drafts:
+            for reader in self._subscriptions.readers(draft.stream):
+                reader.wake()
+        self._log.info("dead-lettered", "", subscription=subscription.name, messages=len(dues))
+
+    def _copy(self, courier: Courier, due: DeadLetterDue, original: Message, now_us: int) -> Any:
+        attributes = deadletter.attributes(
+            due,
+            original.attributes,
+            source_topic=original.topic,
+            subscription=courier.subscription.name,
+            publish_time_us=original.publish_time_us,
+            now_us=now_us,
+        )
+        return check_row(original.data, original.key, attributes, original_id=original.id)
+
+    def _draft(self, stream: StreamId, topic: Topic, rows: list[Any]) -> BatchDraft:
+        body = batches.encode(rows_to_batch(rows), topic.policy.codec)
+        return BatchDraft(stream, body.buffer, body.crc, body.record_count, body.columns, body.codec)
+
+    async def _read_one(self, stream: StreamId, offset: int) -> Message | None:
+        try:
+            page = await self._pages.at(stream, offset)
+        except (OffsetOutOfRange, TopicNotFound, DataDamaged):
+            return None
+        if page is None or not page.first_offset <= offset:
+            return None
+        rows = page.rows([offset])
+        topic = self._topics.find(stream.topic_id)
+        if not rows.num_rows or topic is None:
+            return None
+        return messages(LogBatch(stream, offset, offset + 1, rows), topic.name)[0]
+
+    # Looking.
+
+    async def find(self, courier: Courier, limit: int, selection: dict[str, Any]) -> list[DeadLetter]:
+        """Open dead letters, oldest first."""
+        found = []
+        async for _, _, letter in self._selected(courier, parse_selection(selection)):
+            found.append(letter)
+            if len(found) >= limit:
+                break
+        return found
+
+    async def get(self, courier: Courier, message_id: str) -> DeadLetter:
+        found = await self.find(courier, 1, {"ids": [message_id]})
+        if not found:
+            raise MessageNotFound(f"{message_id!r} is not a dead letter of {courier.subscription.name!r}")
+        return found[0]
+
+    async def statistics(self, courier: Courier) -> Statistics:
+        counts = Statistics()
+        async for _, _, letter in self._selected(courier, ReplaySelection(), with_loops=True):
+            counts.add(letter.message.attributes, len(letter.message.data or b""))
+        return counts
+
+    # Giving up.
+
+    async def purge(self, courier: Courier, selection: dict[str, Any], dry_run: bool) -> int:
+        """Acks the letters in the hidden subscription; their copies go with the topic's retention."""
+        hidden = self._hidden(courier)
+        doomed: dict[StreamId, BitMap64] = {}
+        chosen = parse_selection(selection)
+        async for stream, offset, _ in self._selected(courier, chosen, with_loops=True):
+            doomed.setdefault(stream, BitMap64()).add(offset)
+        if not dry_run:
+            decided = [facts.acked(hidden.subscription.id, s, offsets) for s, offsets in doomed.items()]
+            await hidden.journal(decided)
+            self._log.info("dead-letters-purged", "", subscription=courier.subscription.name)
+        return sum(len(offsets) for offsets in doomed.values())
+
+    # Replaying.
+
+    async def replay(
+        self, courier: Courier, selection: dict[str, Any], rate_per_s: float, dry_run: bool
+    ) -> ReplayJob:
+        """Starts a replay of what is open now; a dry run only counts."""
+        chosen = parse_selection(selection)
+        parse_filter(chosen.filter)
+        hidden = self._hidden(courier)
+        count = 0
+        async for _ in self._selected(courier, chosen):
+            count += 1
+        replay_id, now_us = self._new_id(), self._clock.now_us()
+        spans = [
+            (stream, hidden.delivery.cursor(stream).floor, self._store.bounds(stream).end_offset)
+            for stream in hidden.delivery.streams
+        ]
+        replays = courier.delivery.replays
+        decided = replays.start(replay_id, chosen, spans, count, now_us, rate_per_s)
+        if dry_run:
+            job = ReplayJob(replay_id, chosen, {}, count, rate_per_s, now_us)
+            job.status = ReplayStatus.COMPLETED
+            return job
+        await courier.journal(decided)
+        await courier.journal(replays.move(replay_id, ReplayStatus.RUNNING, now_us))
+        self._start(courier, replay_id)
+        return replays.get(replay_id)
+
+    def resume(self) -> None:
+        """Goes on with what a crash interrupted."""
+        for courier in self._subscriptions:
+            for job in courier.delivery.replays.jobs.values():
+                if job.status is ReplayStatus.RUNNING:
+                    self._start(courier, job.replay_id)
+
+    def jobs(self, courier: Courier) -> list[ReplayJob]:
+        return list(courier.delivery.replays.jobs.values())
+
+    async def wait(self, courier: Courier, replay_id: str) -> ReplayJob:
+        courier.delivery.replays.get(replay_id)
+        task = self._running.get((courier.subscription.id, replay_id))
+        if task is not None:
+            await asyncio.wait([task])
+        return courier.delivery.replays.get(replay_id)
+
+    async def abort(self, courier: Courier, replay_id: str) -> ReplayJob:
+        replays = courier.delivery.replays
+        await courier.journal(replays.move(replay_id, ReplayStatus.ABORTED, self._clock.now_us()))
+        await self.wait(courier, replay_id)
+        return replays.get(replay_id)
+
+    def _start(self, courier: Courier, replay_id: str) -> None:
+        key = (courier.subscription.id, replay_id)
+        task = asyncio.get_running_loop().create_task(self._run(courier.subscription.name, replay_id))
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, name: str, replay_id: str) -> None:
+        try:
+            while await self._step(self._subscriptions.get(name), replay_id):
+                pass
+        except SparrowError as error:
+            self._log.error("replay-failed", str(error), subscription=name, replay_id=replay_id)
+            courier = self._subscriptions.get(name)
+            decided = courier.delivery.replays.move(
+                replay_id, ReplayStatus.FAILED, self._clock.now_us(), str(error)
+            )
+            await courier.journal(decided)
+
+    async def _step(self, courier: Courier, replay_id: str) -> bool:
+        """One stretch of a replay; False when it has ended."""
+        replays = courier.delivery.replays
+        job = replays.get(replay_id)
+        if job.status is not ReplayStatus.RUNNING:
+            return False
+        span = job.next_span()
+        if span is None:
+            await courier.journal(replays.move(replay_id, ReplayStatus.COMPLETED, self._clock.now_us()))
+            return False
+        stream, position, end = span
+        letters = [
+            (offset, letter)
+            async for _, offset, letter in self._selected(
+                courier, job.selection, stream, position, end, limit=_REPLAY_STEP
+            )
+        ]
+        reached = letters[-1][0] + 1 if len(letters) == _REPLAY_STEP else end
+        await self._give_back(courier, replay_id, stream, reached, letters)
+        if letters:
+            await asyncio.sleep(len(letters) / job.rate_per_s)
+        return True
+
+    async def _give_back(
+        self,
+        courier: Courier,
+        replay_id: str,
+        stream: StreamId,
+        reached: int,
+        letters: list[tuple[int, DeadLetter]],
+    ) -> None:
+        """Acks taken back, letters closed and the job's position, in one entry; where the original is
+        gone the message is stored again under its id, in the same chain."""
+        hidden, now_us = self._hidden(courier), self._clock.now_us()
+        decided: list[Fact] = []
+        drafts: list[BatchDraft] = []
+        closed = BitMap64()
+        failed = 0
+        for offset, letter in letters:
+            outcome = await self._revive(courier, replay_id, letter, now_us)
+            if outcome is None:
+                failed += 1
+                continue
+            decided += outcome[0]
+            drafts += outcome[1]
+            closed.add(offset)
+        if closed:
+            decided.append(facts.acked(hidden.subscription.id, stream, closed))
+        decided += courier.delivery.replays.advance(
+            replay_id, stream, reached, now_us, replayed=len(closed), failed=failed
+        )
+
+        def apply(found: Any, lsn: int) -> None:
+            for one in (courier, hidden):
+                own = [fact for fact in found if fact.subscription_id == one.subscription.id]
+                one.apply(own, lsn)
+
+        await self._settling.append_with(drafts, decided, apply)
+        for draft in drafts:
+            for reader in self._subscriptions.readers(draft.stream):
+                reader.wake()
+
+    async def _revive(
+        self, courier: Courier, replay_id: str, letter: DeadLetter, now_us: int
+    ) -> tuple[list[Fact], list[BatchDraft]] | None:
+        origin = original_of(letter.message.attributes)
+        if origin is None:
+            return None
+        place, rounds = origin
+        if place.stream in courier.streams and await self._read_one(place.stream, place.offset) is not None:
+            offsets = BitMap64([place.offset])
+            taken = courier.delivery.take_back(
+                place.stream, offsets, now_us, round=rounds + 1, replay_id=replay_id
+            )
+            return taken, []
+        topic = self._topics.find(place.topic_id)
+        if topic is None or place.stream not in courier.streams:
+            return None
+        kept = {k: v for k, v in letter.message.attributes.items() if not k.startswith(PREFIX)}
+        kept[REPLAY_FOR] = courier.subscription.name
+        row = check_row(letter.message.data, letter.message.key, kept, original_id=letter.message_id)
+        return [], [self._draft(place.stream, topic, [row])]
+
+    # The open letters.
+
+    def _hidden(self, courier: Courier) -> Courier:
+        if courier.subscription.policy.dead_letter_topic is None:
+            raise PreconditionFailed(
+                f"the subscription {courier.subscription.name!r} has no dead-letter topic",
+                hint="Set dead_letter_topic with update.",
+            )
+        return self._subscriptions.get(courier.subscription.name + HIDDEN)
+
+    async def _selected(
+        self,
+        courier: Courier,
+        selection: ReplaySelection,
+        stream: StreamId | None = None,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        limit: int | None = None,
+        with_loops: bool = False,
+    ) -> AsyncIterator[tuple[StreamId, int, DeadLetter]]:
+        hidden = self._hidden(courier)
+        chosen = parse_filter(selection.filter)
+        count = 0
+        for one in sorted(hidden.delivery.streams) if stream is None else [stream]:
+            async for offset, letter in self._open(
+                hidden, courier.subscription.name, one, start, end, chosen
+            ):
+                attributes = letter.message.attributes
+                is_taken = selection.takes(attributes, letter.dead_at_us)
+                if is_taken or (with_loops and not selection.ids and letter.is_loop):
+                    yield one, offset, letter
+                    count += 1
+                    if limit is not None and count >= limit:
+                        return
+
+    async def _open(
+        self,
+        hidden: Courier,
+        name: str,
+        stream: StreamId,
+        start: int | None,
+        end: int | None,
+        chosen: Filter | None,
+    ) -> AsyncIterator[tuple[int, DeadLetter]]:
+        """Letters of one stream that are neither replayed nor purged."""
+        bounds = self._store.bounds(stream)
+        cursor = hidden.delivery.cursor(stream)
+        offset = max(bounds.start_offset, cursor.floor, start or 0)
+        end = bounds.end_offset if end is None else end
+        topic = self._topics.find(stream.topic_id)
+        while offset < end and topic is not None:
+            page = await self._pages.at(stream, offset)
+            if page is None:
+                return
+            rows = _filtered(page, chosen)
+            read = LogBatch(stream, page.first_offset, page.end_offset, rows)
+            for message in messages(read, topic.name):
+                is_open = not cursor.is_acked(message.offset)
+                mine = message.attributes.get(PREFIX + "subscription") == name
+                if offset <= message.offset < end and is_open and mine:
+                    yield message.offset, _letter(message)
+            offset = page.end_offset
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _filtered(page: Page, chosen: Filter | None) -> pa.RecordBatch:
+    return page.batch if chosen is None else page.batch.filter(chosen.mask(page.batch))
+
+
+def _letter(message: Message) -> DeadLetter:
+    attributes = message.attributes
+    return DeadLetter(
+        message,
+        attributes.get(PREFIX + "message_id", message.id),
+        attributes.get(PREFIX + "topic", ""),
+        attributes.get(PREFIX + "reason", ""),
+        int(attributes.get(PREFIX + "attempts", "0")),
+        attributes.get(PREFIX + "last_error", ""),
+        int(attributes.get(PREFIX + "at_us", "0")),
+        deadletter.is_loop(attributes),
+    )
+
+
+def is_ended(job: ReplayJob) -> bool:
+    """Whether a job will not change any more by itself."""
+    return job.status in FINISHED or job.status is ReplayStatus.FAILED
+
+
+def to_json(job: ReplayJob) -> dict[str, Any]:
+    """A job as plain values."""
+    found: dict[str, Any] = msgspec.to_builtins(job)
+    return found

@@ -1,0 +1,120 @@
+"""Where subscriptions stand: seeking, snapshots, cumulative commits, lag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparrow.broker.clock import Clock
+from sparrow.broker.courier import Courier
+from sparrow.broker.subscriptions import Subscriptions
+from sparrow.broker.topics import Topics
+from sparrow.kernel.cursor import Cursor
+from sparrow.kernel.exchange import total
+from sparrow.kernel.snapshot import Snapshot
+from sparrow.model.errors import InvalidArgument, OffsetOutOfRange, SnapshotNotFound
+from sparrow.model.message import StreamId
+from sparrow.model.names import parse_subscription
+from sparrow.store.ports import Store
+
+_KIND = "snapshot"
+
+
+class Positions:
+    """The shell around cursors as a whole."""
+
+    def __init__(self, store: Store, topics: Topics, subscriptions: Subscriptions, clock: Clock) -> None:
+        self._store = store
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._clock = clock
+        self._snapshots: dict[str, Snapshot] = {}
+
+    async def load(self) -> None:
+        for name, raw in (await self._store.documents(_KIND)).items():
+            self._snapshots[name] = Snapshot.from_bytes(raw)
+
+    # Seeking.
+
+    async def seek(self, courier: Courier, target: Any) -> None:
+        """Replaces the cursor; durable when this returns."""
+        await courier.flush()
+        await courier.journal(courier.delivery.seek(await self._resolve(courier, target)))
+
+    async def _resolve(self, courier: Courier, target: Any) -> Mapping[StreamId, int | Cursor]:
+        if isinstance(target, Mapping):
+            return {self._place(key): self._checked(self._place(key), at) for key, at in target.items()}
+        if isinstance(target, str) and target not in ("earliest", "latest"):
+            saved = self.get(target)
+            return {s: c for s, c in saved.cursors().items() if s in courier.streams}
+        return {
+            stream: await self._subscriptions.position(stream, target) for stream in courier.delivery.streams
+        }
+
+    def _place(self, key: Any) -> StreamId:
+        topic, partition = key if isinstance(key, tuple) else (key, 0)
+        return self._topics.stream(topic, partition)[1]
+
+    def _checked(self, stream: StreamId, offset: Any) -> int:
+        bounds = self._store.bounds(stream)
+        if not isinstance(offset, int) or not bounds.start_offset <= offset <= bounds.end_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset!r} is not between {bounds.start_offset} and {bounds.end_offset}",
+                start_offset=bounds.start_offset,
+                end_offset=bounds.end_offset,
+            )
+        return offset
+
+    async def commit(self, courier: Courier, topic: str, partition: int, offset: int) -> None:
+        """Everything below the offset is done."""
+        stream = self._topics.stream(topic, partition)[1]
+        end = self._store.bounds(stream).end_offset
+        decided = courier.delivery.commit(stream, offset, end)
+        await courier.settle(decided, is_confirmed=True)
+
+    # Snapshots.
+
+    async def save(self, courier: Courier, name: str, ttl_s: float) -> Snapshot:
+        """A snapshot of this name; one that exists is refused."""
+        name = parse_subscription(name)
+        if name in ("earliest", "latest"):
+            raise InvalidArgument(f"{name!r} is a position, not a name for a snapshot")
+        if not isinstance(ttl_s, int | float) or ttl_s <= 0:
+            raise InvalidArgument(f"ttl_s must be positive, not {ttl_s!r}")
+        now_us = self._clock.now_us()
+        snapshot = Snapshot.of(courier.delivery, name, now_us, now_us + int(ttl_s * 1_000_000))
+        await self._store.put_document(_KIND, name, snapshot.to_bytes())
+        self._snapshots[name] = snapshot
+        return snapshot
+
+    def get(self, name: str) -> Snapshot:
+        found = self._snapshots.get(name)
+        if found is None or found.expires_at_us <= self._clock.now_us():
+            raise SnapshotNotFound(f"there is no snapshot {name!r}")
+        return found
+
+    def snapshots(self) -> list[Snapshot]:
+        now_us = self._clock.now_us()
+        return sorted((s for s in self._snapshots.values() if s.expires_at_us > now_us), key=lambda s: s.name)
+
+    async def delete(self, name: str) -> None:
+        self.get(name)
+        del self._snapshots[name]
+        await self._store.delete_document(_KIND, name)
+
+    async def expire(self) -> int:
+        """Forgets snapshots whose time has passed."""
+        now_us = self._clock.now_us()
+        old = [name for name, saved in self._snapshots.items() if saved.expires_at_us <= now_us]
+        for name in old:
+            del self._snapshots[name]
+            await self._store.delete_document(_KIND, name)
+        return len(old)
+
+    # Lag.
+
+    def lag(self, courier: Courier) -> int:
+        """Messages that are not done yet, over all streams; what the filter will pass over is included
+        until it has been read."""
+        ends = {stream: self._store.bounds(stream).end_offset for stream in courier.delivery.streams}
+        return total(courier.delivery.lag(ends))

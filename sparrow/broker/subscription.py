@@ -1,0 +1,272 @@
+"""A subscription in the hands of a program: pull, settle, iterate, seek, look.
+
+Settling is quick: an ack is taken at once, travels to the journal with others, and is confirmed when
+``flush`` or the next ``pull`` returns. Under *exactly once* each ack waits until it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from sparrow.broker.clock import Clock
+from sparrow.broker.courier import Courier
+from sparrow.broker.deadletters import DeadLetters
+from sparrow.broker.positions import Positions
+from sparrow.broker.subscriptions import Subscriptions
+from sparrow.kernel.exchange import Refusal, Settled
+from sparrow.model.errors import InvalidArgument
+from sparrow.model.message import Delivered
+from sparrow.model.subscription import SubscriptionPolicy, parse_policy
+
+PULL_MAX = 100_000
+Target = Iterable[Delivered | str]
+
+
+class BrokerSubscription:
+    """One program's hold on a subscription. Several may share one; each message goes to one of them."""
+
+    def __init__(
+        self,
+        name: str,
+        consumer: str,
+        subscriptions: Subscriptions,
+        dead_letters: DeadLetters,
+        positions: Positions,
+        clock: Clock,
+        jitter: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.consumer = consumer
+        self._subscriptions = subscriptions
+        self._dead_letters = dead_letters
+        self._positions = positions
+        self._clock = clock
+        self._jitter = jitter
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r} to {self.pattern!r}>"
+
+    @property
+    def _courier(self) -> Courier:
+        return self._subscriptions.get(self.name)
+
+    @property
+    def pattern(self) -> str:
+        return self._courier.subscription.pattern
+
+    @property
+    def policy(self) -> SubscriptionPolicy:
+        return self._courier.subscription.policy
+
+    # Receiving.
+
+    async def pull(self, max_messages: int = 100, timeout_s: float = 0.0) -> list[Delivered]:
+        """Up to ``max_messages``, waiting up to ``timeout_s`` for the first; an empty list after that."""
+        if not isinstance(max_messages, int) or not 1 <= max_messages <= PULL_MAX:
+            raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
+        if not isinstance(timeout_s, int | float) or timeout_s < 0:
+            raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
+        courier = self._courier
+        await courier.flush()
+        return await courier.pull(self.consumer, max_messages, timeout_s, self)
+
+    async def __aiter__(self) -> AsyncIterator[Delivered]:
+        """Messages for ever; settle each of them."""
+        while True:
+            for message in await self.pull(timeout_s=1.0):
+                yield message
+
+    async def run(self, callback: Callable[[Delivered], Any], *, max_in_flight: int = 100) -> None:
+        """Calls ``callback`` for every message until cancelled: returning acks, raising nacks. Up to
+        ``max_in_flight`` calls run at once when the callback is async."""
+        if not isinstance(max_in_flight, int) or max_in_flight < 1:
+            raise InvalidArgument(f"max_in_flight must be at least 1, not {max_in_flight!r}")
+        at_work: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                if len(at_work) >= max_in_flight:
+                    await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                for message in await self.pull(max_in_flight - len(at_work), timeout_s=1.0):
+                    task = asyncio.get_running_loop().create_task(self._call(callback, message))
+                    at_work.add(task)
+                    task.add_done_callback(at_work.discard)
+        finally:
+            if at_work:
+                await asyncio.wait(at_work)
+            await self.flush()
+
+    async def _call(self, callback: Callable[[Delivered], Any], message: Delivered) -> None:
+        try:
+            outcome = callback(message)
+            if inspect.isawaitable(outcome):
+                await outcome
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+            await self.nack([message], reason=f"{type(error).__name__}: {error}")
+        else:
+            await self.ack([message])
+
+    # Settling.
+
+    async def ack(self, messages: Target, *, wait: bool = False) -> None:
+        """The work is done. With ``wait`` returns when that is durable."""
+        await self._settle(self._courier.delivery.ack(_ids(messages)), wait)
+
+    async def nack(
+        self,
+        messages: Target,
+        *,
+        delay_s: float | None = None,
+        reason: str = "",
+        retry: bool = True,
+        wait: bool = False,
+    ) -> None:
+        """The work failed; see ``Delivered.nack``."""
+        decided = self._courier.delivery.nack(
+            _ids(messages),
+            self._clock.now_us(),
+            jitter=self._jitter(),
+            delay_s=delay_s,
+            reason=reason,
+            retry=retry,
+        )
+        await self._settle(decided, wait)
+
+    async def extend(self, messages: Target, seconds: float) -> None:
+        """More time for the work, counted from now."""
+        courier = self._courier
+        settled = courier.delivery.extend(_ids(messages), seconds, self._clock.now_us())
+        courier.set_timer()
+        _complain(settled.refused)
+
+    async def flush(self) -> None:
+        """Returns when all settlements so far are durable."""
+        await self._courier.flush()
+
+    async def _settle(self, decided: Settled, wait: bool) -> None:
+        _complain(await self._courier.settle(decided, is_confirmed=wait))
+
+    # Moving.
+
+    async def seek(self, target: str | datetime | float | Mapping[Any, int]) -> None:
+        """Puts the cursor elsewhere: "earliest", "latest", a time, a snapshot's name, or
+        ``{(topic, partition): offset}``. What lies behind it counts as acked, what lies ahead as new."""
+        await self._positions.seek(self._courier, target)
+
+    async def snapshot(self, name: str, *, ttl_s: float = 7 * 86400.0) -> None:
+        """Saves the cursor under a name; ``seek(name)`` comes back to it."""
+        await self._courier.flush()
+        await self._positions.save(self._courier, name, ttl_s)
+
+    async def commit(self, topic: str, partition: int, offset: int) -> None:
+        """A cumulative ack: everything of the partition below ``offset`` is done."""
+        await self._positions.commit(self._courier, topic, partition, offset)
+
+    # Looking.
+
+    async def lag(self) -> int:
+        """Messages that are not done yet."""
+        return self._positions.lag(self._courier)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that consumers hold now."""
+        return self._courier.delivery.in_flight
+
+    @property
+    def dead_letters(self) -> DeadLetterBox:
+        """What this subscription could not deliver."""
+        return DeadLetterBox(self.name, self._subscriptions, self._dead_letters)
+
+    # Its own life.
+
+    async def update(self, **policy: Any) -> None:
+        """Changes options. Leases end; what is not acked is judged by the new filter."""
+        changed = parse_policy(policy, self.policy)
+        await self._dead_letters.prepare(self.name, changed, self.pattern)
+        await self._subscriptions.update(self.name, policy)
+
+    async def pause(self) -> None:
+        await self._subscriptions.pause(self.name, True)
+
+    async def resume(self) -> None:
+        await self._subscriptions.pause(self.name, False)
+
+    async def close(self) -> None:
+        """Lets go: what this program still holds becomes ready for others, without a counted attempt."""
+        courier = self._courier
+        await courier.flush()
+        decided = courier.delivery.release(self.consumer, self._clock.now_us(), is_graceful=True)
+        await courier.journal(decided.facts)
+        courier.wake()
+
+    async def unsubscribe(self) -> None:
+        """Deletes the subscription and its cursor."""
+        await self._courier.flush()
+        await self._subscriptions.delete(self.name)
+        await self._dead_letters.retire(self.name)
+
+
+class DeadLetterBox:
+    """The dead letters of one subscription."""
+
+    def __init__(self, name: str, subscriptions: Subscriptions, dead_letters: DeadLetters) -> None:
+        self._name = name
+        self._subscriptions = subscriptions
+        self._dead_letters = dead_letters
+
+    def __repr__(self) -> str:
+        return f"<Dead letters of {self._name!r}>"
+
+    @property
+    def _courier(self) -> Courier:
+        return self._subscriptions.get(self._name)
+
+    async def list(self, *, limit: int = 100, **selection: Any) -> Any:
+        """Dead letters, oldest first. Selection: ids, start_at_us, end_at_us, reason, filter."""
+        return await self._dead_letters.find(self._courier, limit, selection)
+
+    async def get(self, message_id: str) -> Any:
+        """One dead letter by the id of its message."""
+        return await self._dead_letters.get(self._courier, message_id)
+
+    async def replay(self, *, rate_per_s: float = 100.0, dry_run: bool = False, **selection: Any) -> Any:
+        """Delivers them again under their ids, in the background; returns the job. A dry run only counts."""
+        return await self._dead_letters.replay(self._courier, selection, rate_per_s, dry_run)
+
+    async def replays(self) -> Any:
+        """The replay jobs of this subscription."""
+        return self._dead_letters.jobs(self._courier)
+
+    async def wait(self, replay_id: str) -> Any:
+        """Returns the job when it has ended."""
+        return await self._dead_letters.wait(self._courier, replay_id)
+
+    async def abort(self, replay_id: str) -> Any:
+        return await self._dead_letters.abort(self._courier, replay_id)
+
+    async def purge(self, *, dry_run: bool = False, **selection: Any) -> int:
+        """Gives them up for good; how many."""
+        return await self._dead_letters.purge(self._courier, selection, dry_run)
+
+    async def statistics(self) -> Any:
+        """Counts by topic and reason, oldest and newest."""
+        return await self._dead_letters.statistics(self._courier)
+
+
+def _ids(messages: Target) -> list[str]:
+    if isinstance(messages, str):
+        return [messages]
+    return [message if isinstance(message, str) else message.ack_id for message in messages]
+
+
+def _complain(refused: list[Refusal]) -> None:
+    """All that could be settled was; the first refusal is raised and names all refused ids."""
+    if refused:
+        error = refused[0].error
+        error.details["refused"] = [refusal.ack_id for refusal in refused]
+        raise error

@@ -1,0 +1,1 @@
+"""Tools for the data directory of a stopped broker: inspection, verification, rebuilding."""
