@@ -1,0 +1,93 @@
+"""Sparrow: a durable publish/subscribe broker whose topics are Spark tables.
+
+    import sparrow
+
+    with sparrow.open("./data") as broker:
+        orders = broker.subscribe("billing", "orders.#")
+        broker.publish("orders.us", b"hello", key="o-1")
+        for message in orders.pull(timeout_s=1.0):
+            message.ack()
+
+``sparrow.open`` is for blocking code, ``sparrow.aopen`` for asyncio; both have the same verbs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparrow.model import errors
+from sparrow.model.errors import SparrowError
+from sparrow.model.message import Delivered, Message, Receipt, Receipts
+from sparrow.model.settings import Settings
+from sparrow.model.subscription import Guarantee, Ordering, RetryPolicy, Subscription, SubscriptionPolicy
+from sparrow.model.topic import Codec, Durability, Topic, TopicPolicy
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
+
+    from sparrow.broker.broker import Broker
+    from sparrow.client.blocking import BlockingBroker
+
+__version__ = "0.1.0"
+
+
+def open(data: str | os.PathLike[str], *, settings: Settings | None = None) -> BlockingBroker:
+    """Opens an embedded broker on a data directory, for blocking code. Use it with ``with``."""
+    from sparrow.broker.broker import Broker
+    from sparrow.client.blocking import BlockingBroker
+
+    chosen = _settings(data, settings)
+    return BlockingBroker(lambda: Broker.open(chosen))
+
+
+def aopen(
+    data: str | os.PathLike[str], *, settings: Settings | None = None
+) -> AbstractAsyncContextManager[Broker]:
+    """Opens an embedded broker on a data directory, for asyncio. Use it with ``async with``."""
+    from contextlib import asynccontextmanager
+
+    from sparrow.broker.broker import Broker
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Broker]:
+        broker = await Broker.open(_settings(data, settings))
+        async with broker:
+            yield broker
+
+    return opened()
+
+
+def _settings(data: Any, settings: Settings | None) -> Settings:
+    import os
+
+    import msgspec
+
+    try:
+        path = os.fspath(data)
+    except TypeError as error:
+        raise errors.InvalidArgument(f"data is a path, not {type(data).__name__}") from error
+    return msgspec.structs.replace(settings or Settings(), data=str(path))
+
+
+__all__ = [
+    "Codec",
+    "Delivered",
+    "Durability",
+    "Guarantee",
+    "Message",
+    "Ordering",
+    "Receipt",
+    "Receipts",
+    "RetryPolicy",
+    "Settings",
+    "SparrowError",
+    "Subscription",
+    "SubscriptionPolicy",
+    "Topic",
+    "TopicPolicy",
+    "aopen",
+    "errors",
+    "open",
+]

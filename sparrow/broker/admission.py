@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sparrow.model import limits
 from sparrow.model.errors import InvalidArgument, MessageTooLarge
-from sparrow.model.message import to_us
+from sparrow.model.message import parse_message_id, to_us
 from sparrow.store import batch as batches
 
 _PAYLOAD = {bytes, type(None)}
@@ -57,9 +57,17 @@ def check_row(
         None if deliver_at is None else to_us(deliver_at),
         idempotency_key,
         None,
-        None if depends_on is None else list(depends_on),
+        None if depends_on is None else _ids(depends_on),
         original_id,
     )
+
+
+def _ids(depends_on: Any) -> list[str]:
+    if isinstance(depends_on, str) or not isinstance(depends_on, Sequence):
+        raise InvalidArgument("depends_on is a list of message ids")
+    for text in depends_on:
+        parse_message_id(text)
+    return list(depends_on)
 
 
 def _size_of(data: Any) -> int:

@@ -176,11 +176,12 @@ class Broker:
         ttl_s: float | None = None,
         deliver_at: datetime | float | None = None,
         idempotency_key: str | None = None,
+        depends_on: Sequence[str] | None = None,
     ) -> Receipt:
         """Stores one message; the receipt comes when it is as safe as the topic's durability says."""
         self._check_open()
         row = admission.check_row(
-            data, key, attributes, event_time, priority, ttl_s, deliver_at, idempotency_key
+            data, key, attributes, event_time, priority, ttl_s, deliver_at, idempotency_key, depends_on
         )
         return await self._ingress.publish(topic, row)
 

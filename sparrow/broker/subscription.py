@@ -41,6 +41,8 @@ class BrokerSubscription:
     ) -> None:
         self.name = name
         self.consumer = consumer
+        self.owner: Any = self
+        """Whom messages are settled with: this object, or one that wraps it for blocking code."""
         self._subscriptions = subscriptions
         self._dead_letters = dead_letters
         self._positions = positions
@@ -72,7 +74,7 @@ class BrokerSubscription:
             raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
         courier = self._courier
         await courier.flush()
-        return await courier.pull(self.consumer, max_messages, timeout_s, self)
+        return await courier.pull(self.consumer, max_messages, timeout_s, self.owner)
 
     async def __aiter__(self) -> AsyncIterator[Delivered]:
         """Messages for ever; settle each of them."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparrow.model.message import StreamId
-from sparrow.model.topic import TopicPolicy
 from sparrow.model.segment import SegmentInfo
+from sparrow.model.topic import TopicPolicy
 
 
 def expired_segments(
