@@ -139,6 +139,9 @@ def values_to_batch(data: Any, columns: dict[str, Any]) -> pa.RecordBatch:
     for name, values in columns.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(data):
             raise InvalidArgument(f"{name} must be a sequence of {len(data)} values, one a message")
+    if "event_time" in columns:
+        times = [None if moment is None else to_us(moment) for moment in columns["event_time"]]
+        columns = {**columns, "event_time": times}
     return batches.build(data, **columns)
 
 

@@ -24,8 +24,9 @@ from sparrow.broker.pages import Pages
 from sparrow.broker.positions import Positions
 from sparrow.broker.producer import Producer
 from sparrow.broker.repeats import Repeats
+from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.settling import Settling
-from sparrow.broker.subscription import BrokerSubscription
+from sparrow.broker.subscription import BrokerSubscription, DeadLetterBox
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.broker.tracing import Tracer
@@ -63,7 +64,10 @@ class Broker:
         self._settling = Settling(store)
         self._subscriptions = Subscriptions(store, self._topics, clock, chance.session())
         self._dead_letters = DeadLetters(
-            store, self._topics, self._subscriptions, self._pages, self._settling, clock, chance.name
+            store, self._topics, self._subscriptions, self._pages, self._settling, clock
+        )
+        self._replays = ReplayJobs(
+            store, self._topics, self._subscriptions, self._dead_letters, self._settling, clock, chance.name
         )
         self._positions = Positions(store, self._topics, self._subscriptions, clock)
         self._maintenance = Maintenance(
@@ -98,7 +102,7 @@ class Broker:
         broker = cls(store, settings, clock)
         await broker._subscriptions.recover(store.recovered)
         await broker._positions.load()
-        broker._dead_letters.resume()
+        broker._replays.resume()
         broker._maintenance.start()
         broker._log_recovery(store.recovered.report)
         return broker
@@ -108,6 +112,7 @@ class Broker:
         if not self._is_closed:
             self._is_closed = True
             await self._maintenance.stop()
+            await self._replays.stop()
             await self._dead_letters.stop()
             self._subscriptions.stop()
             await self._settling.flush()
@@ -269,6 +274,10 @@ class Broker:
         """Where is this message? Its state in every subscription that reads its topic."""
         return await self._tracer.trace(message_id)
 
+    async def dead_letters(self, subscription: str) -> DeadLetterBox:
+        """What a subscription could not deliver."""
+        return self._handle(self._subscriptions.get(subscription).subscription.name).dead_letters
+
     def _handle(self, name: str) -> BrokerSubscription:
         self._consumers += 1
         return BrokerSubscription(
@@ -276,6 +285,7 @@ class Broker:
             f"consumer-{self._consumers}",
             self._subscriptions,
             self._dead_letters,
+            self._replays,
             self._positions,
             self._clock,
             chance.jitter,

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -21,7 +20,7 @@ from sparrow.broker.admission import check_row, rows_to_batch
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
 from sparrow.broker.handover import messages
-from sparrow.broker.pages import REPLAY_FOR, Page, Pages
+from sparrow.broker.pages import Page, Pages
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
@@ -32,14 +31,7 @@ from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import Filter, parse_filter
 from sparrow.kernel.partition import partition_of
 from sparrow.kernel.pattern import parse_pattern
-from sparrow.kernel.replay import (
-    FINISHED,
-    ReplayJob,
-    ReplaySelection,
-    ReplayStatus,
-    original_of,
-    parse_selection,
-)
+from sparrow.kernel.replay import ReplaySelection, parse_selection
 from sparrow.model.errors import (
     DataDamaged,
     InvalidArgument,
@@ -58,7 +50,6 @@ from sparrow.store.ports import BatchDraft, LogBatch, Store
 HIDDEN = "~dlq"
 _RETRY_S = 5.0
 _MOVES_AT_ONCE = 100
-_REPLAY_STEP = 100
 
 
 class DeadLetter(NamedTuple):
@@ -75,7 +66,7 @@ class DeadLetter(NamedTuple):
 
 
 class DeadLetters:
-    """The shell around kernel/deadletter and kernel/replay."""
+    """The shell around kernel/deadletter."""
 
     def __init__(
         self,
@@ -85,7 +76,6 @@ class DeadLetters:
         pages: Pages,
         settling: Settling,
         clock: Clock,
-        new_id: Any,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -93,10 +83,8 @@ class DeadLetters:
         self._pages = pages
         self._settling = settling
         self._clock = clock
-        self._new_id = new_id
         self._log = logs.get("dead-letters")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[tuple[int, str], asyncio.Task[None]] = {}
 
     # Coming and going of subscriptions.
 
@@ -119,7 +107,7 @@ class DeadLetters:
 
     async def _retire_if_empty(self, hidden: Courier) -> None:
         name = hidden.subscription.name.removesuffix(HIDDEN)
-        async for _ in self._selected(self._subscriptions.get(name), ReplaySelection(), with_loops=True):
+        async for _ in self.selected(self._subscriptions.get(name), ReplaySelection(), with_loops=True):
             raise PreconditionFailed(
                 f"{name!r} has dead letters in {hidden.subscription.pattern!r}",
                 hint="Replay or purge them before changing dead_letter_topic.",
@@ -162,7 +150,7 @@ class DeadLetters:
         rows: dict[int, list[Any]] = {}
         decided: list[Fact] = []
         for due in dues:
-            original = await self._read_one(due.stream, due.offset)
+            original = await self.read_one(due.stream, due.offset)
             if original is None:
                 # Retention took the message before it could be kept; nothing is left to copy.
                 self._log.warning("dead-letter-gone", "", subscription=subscription.name, offset=due.offset)
@@ -172,7 +160,7 @@ class DeadLetters:
             rows.setdefault(partition, []).append(self._copy(courier, due, original, now_us))
             place = MessageId(topic.id, partition, 0)
             decided.append(deadletter.dead_lettered(subscription.id, due, now_us, place))
-        drafts = [self._draft(StreamId(topic.id, p), topic, some) for p, some in rows.items()]
+        drafts = [self.draft(StreamId(topic.id, p), topic, some) for p, some in rows.items()]
         await self._settling.append_with(drafts, decided, courier.apply)
         for draft in drafts:
             for reader in self._subscriptions.readers(draft.stream):
@@ -190,11 +178,11 @@ class DeadLetters:
         )
         return check_row(original.data, original.key, attributes, original_id=original.id)
 
-    def _draft(self, stream: StreamId, topic: Topic, rows: list[Any]) -> BatchDraft:
+    def draft(self, stream: StreamId, topic: Topic, rows: list[Any]) -> BatchDraft:
         body = batches.encode(rows_to_batch(rows), topic.policy.codec)
         return BatchDraft(stream, body.buffer, body.crc, body.record_count, body.columns, body.codec)
 
-    async def _read_one(self, stream: StreamId, offset: int) -> Message | None:
+    async def read_one(self, stream: StreamId, offset: int) -> Message | None:
         try:
             page = await self._pages.at(stream, offset)
         except (OffsetOutOfRange, TopicNotFound, DataDamaged):
@@ -212,7 +200,7 @@ class DeadLetters:
     async def find(self, courier: Courier, limit: int, selection: dict[str, Any]) -> list[DeadLetter]:
         """Open dead letters, oldest first."""
         found = []
-        async for _, _, letter in self._selected(courier, parse_selection(selection)):
+        async for _, _, letter in self.selected(courier, parse_selection(selection)):
             found.append(letter)
             if len(found) >= limit:
                 break
@@ -226,7 +214,7 @@ class DeadLetters:
 
     async def statistics(self, courier: Courier) -> Statistics:
         counts = Statistics()
-        async for _, _, letter in self._selected(courier, ReplaySelection(), with_loops=True):
+        async for _, _, letter in self.selected(courier, ReplaySelection(), with_loops=True):
             counts.add(letter.message.attributes, len(letter.message.data or b""))
         return counts
 
@@ -234,10 +222,10 @@ class DeadLetters:
 
     async def purge(self, courier: Courier, selection: dict[str, Any], dry_run: bool) -> int:
         """Acks the letters in the hidden subscription; their copies go with the topic's retention."""
-        hidden = self._hidden(courier)
+        hidden = self.hidden(courier)
         doomed: dict[StreamId, BitMap64] = {}
         chosen = parse_selection(selection)
-        async for stream, offset, _ in self._selected(courier, chosen, with_loops=True):
+        async for stream, offset, _ in self.selected(courier, chosen, with_loops=True):
             doomed.setdefault(stream, BitMap64()).add(offset)
         if not dry_run:
             decided = [facts.acked(hidden.subscription.id, s, offsets) for s, offsets in doomed.items()]
@@ -245,163 +233,9 @@ class DeadLetters:
             self._log.info("dead-letters-purged", "", subscription=courier.subscription.name)
         return sum(len(offsets) for offsets in doomed.values())
 
-    # Replaying.
-
-    async def replay(
-        self, courier: Courier, selection: dict[str, Any], rate_per_s: float, dry_run: bool
-    ) -> ReplayJob:
-        """Starts a replay of what is open now; a dry run only counts."""
-        chosen = parse_selection(selection)
-        parse_filter(chosen.filter)
-        hidden = self._hidden(courier)
-        count = 0
-        async for _ in self._selected(courier, chosen):
-            count += 1
-        replay_id, now_us = self._new_id(), self._clock.now_us()
-        spans = [
-            (stream, hidden.delivery.cursor(stream).floor, self._store.bounds(stream).end_offset)
-            for stream in hidden.delivery.streams
-        ]
-        replays = courier.delivery.replays
-        decided = replays.start(replay_id, chosen, spans, count, now_us, rate_per_s)
-        if dry_run:
-            job = ReplayJob(replay_id, chosen, {}, count, rate_per_s, now_us)
-            job.status = ReplayStatus.COMPLETED
-            return job
-        await courier.journal(decided)
-        await courier.journal(replays.move(replay_id, ReplayStatus.RUNNING, now_us))
-        self._start(courier, replay_id)
-        return replays.get(replay_id)
-
-    def resume(self) -> None:
-        """Goes on with what a crash interrupted."""
-        for courier in self._subscriptions:
-            for job in courier.delivery.replays.jobs.values():
-                if job.status is ReplayStatus.RUNNING:
-                    self._start(courier, job.replay_id)
-
-    def jobs(self, courier: Courier) -> list[ReplayJob]:
-        return list(courier.delivery.replays.jobs.values())
-
-    async def wait(self, courier: Courier, replay_id: str) -> ReplayJob:
-        courier.delivery.replays.get(replay_id)
-        task = self._running.get((courier.subscription.id, replay_id))
-        if task is not None:
-            await asyncio.wait([task])
-        return courier.delivery.replays.get(replay_id)
-
-    async def abort(self, courier: Courier, replay_id: str) -> ReplayJob:
-        replays = courier.delivery.replays
-        await courier.journal(replays.move(replay_id, ReplayStatus.ABORTED, self._clock.now_us()))
-        await self.wait(courier, replay_id)
-        return replays.get(replay_id)
-
-    def _start(self, courier: Courier, replay_id: str) -> None:
-        key = (courier.subscription.id, replay_id)
-        task = asyncio.get_running_loop().create_task(self._run(courier.subscription.name, replay_id))
-        self._running[key] = task
-        task.add_done_callback(lambda _: self._running.pop(key, None))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, name: str, replay_id: str) -> None:
-        try:
-            while await self._step(self._subscriptions.get(name), replay_id):
-                pass
-        except SparrowError as error:
-            self._log.error("replay-failed", str(error), subscription=name, replay_id=replay_id)
-            courier = self._subscriptions.get(name)
-            decided = courier.delivery.replays.move(
-                replay_id, ReplayStatus.FAILED, self._clock.now_us(), str(error)
-            )
-            await courier.journal(decided)
-
-    async def _step(self, courier: Courier, replay_id: str) -> bool:
-        """One stretch of a replay; False when it has ended."""
-        replays = courier.delivery.replays
-        job = replays.get(replay_id)
-        if job.status is not ReplayStatus.RUNNING:
-            return False
-        span = job.next_span()
-        if span is None:
-            await courier.journal(replays.move(replay_id, ReplayStatus.COMPLETED, self._clock.now_us()))
-            return False
-        stream, position, end = span
-        letters = [
-            (offset, letter)
-            async for _, offset, letter in self._selected(
-                courier, job.selection, stream, position, end, limit=_REPLAY_STEP
-            )
-        ]
-        reached = letters[-1][0] + 1 if len(letters) == _REPLAY_STEP else end
-        await self._give_back(courier, replay_id, stream, reached, letters)
-        if letters:
-            await asyncio.sleep(len(letters) / job.rate_per_s)
-        return True
-
-    async def _give_back(
-        self,
-        courier: Courier,
-        replay_id: str,
-        stream: StreamId,
-        reached: int,
-        letters: list[tuple[int, DeadLetter]],
-    ) -> None:
-        """Acks taken back, letters closed and the job's position, in one entry; where the original is
-        gone the message is stored again under its id, in the same chain."""
-        hidden, now_us = self._hidden(courier), self._clock.now_us()
-        decided: list[Fact] = []
-        drafts: list[BatchDraft] = []
-        closed = BitMap64()
-        failed = 0
-        for offset, letter in letters:
-            outcome = await self._revive(courier, replay_id, letter, now_us)
-            if outcome is None:
-                failed += 1
-                continue
-            decided += outcome[0]
-            drafts += outcome[1]
-            closed.add(offset)
-        if closed:
-            decided.append(facts.acked(hidden.subscription.id, stream, closed))
-        decided += courier.delivery.replays.advance(
-            replay_id, stream, reached, now_us, replayed=len(closed), failed=failed
-        )
-
-        def apply(found: Any, lsn: int) -> None:
-            for one in (courier, hidden):
-                own = [fact for fact in found if fact.subscription_id == one.subscription.id]
-                one.apply(own, lsn)
-
-        await self._settling.append_with(drafts, decided, apply)
-        for draft in drafts:
-            for reader in self._subscriptions.readers(draft.stream):
-                reader.wake()
-
-    async def _revive(
-        self, courier: Courier, replay_id: str, letter: DeadLetter, now_us: int
-    ) -> tuple[list[Fact], list[BatchDraft]] | None:
-        origin = original_of(letter.message.attributes)
-        if origin is None:
-            return None
-        place, rounds = origin
-        if place.stream in courier.streams and await self._read_one(place.stream, place.offset) is not None:
-            offsets = BitMap64([place.offset])
-            taken = courier.delivery.take_back(
-                place.stream, offsets, now_us, round=rounds + 1, replay_id=replay_id
-            )
-            return taken, []
-        topic = self._topics.find(place.topic_id)
-        if topic is None or place.stream not in courier.streams:
-            return None
-        kept = {k: v for k, v in letter.message.attributes.items() if not k.startswith(PREFIX)}
-        kept[REPLAY_FOR] = courier.subscription.name
-        row = check_row(letter.message.data, letter.message.key, kept, original_id=letter.message_id)
-        return [], [self._draft(place.stream, topic, [row])]
-
     # The open letters.
 
-    def _hidden(self, courier: Courier) -> Courier:
+    def hidden(self, courier: Courier) -> Courier:
         if courier.subscription.policy.dead_letter_topic is None:
             raise PreconditionFailed(
                 f"the subscription {courier.subscription.name!r} has no dead-letter topic",
@@ -409,7 +243,7 @@ class DeadLetters:
             )
         return self._subscriptions.get(courier.subscription.name + HIDDEN)
 
-    async def _selected(
+    async def selected(
         self,
         courier: Courier,
         selection: ReplaySelection,
@@ -420,7 +254,7 @@ class DeadLetters:
         limit: int | None = None,
         with_loops: bool = False,
     ) -> AsyncIterator[tuple[StreamId, int, DeadLetter]]:
-        hidden = self._hidden(courier)
+        hidden = self.hidden(courier)
         chosen = parse_filter(selection.filter)
         count = 0
         for one in sorted(hidden.delivery.streams) if stream is None else [stream]:
@@ -491,14 +325,3 @@ def _letter(message: Message) -> DeadLetter:
         int(attributes.get(PREFIX + "at_us", "0")),
         deadletter.is_loop(attributes),
     )
-
-
-def is_ended(job: ReplayJob) -> bool:
-    """Whether a job will not change any more by itself."""
-    return job.status in FINISHED or job.status is ReplayStatus.FAILED
-
-
-def to_json(job: ReplayJob) -> dict[str, Any]:
-    """A job as plain values."""
-    found: dict[str, Any] = msgspec.to_builtins(job)
-    return found

@@ -16,6 +16,7 @@ from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
 from sparrow.broker.deadletters import DeadLetters
 from sparrow.broker.positions import Positions
+from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
 from sparrow.model.errors import InvalidArgument
@@ -35,6 +36,7 @@ class BrokerSubscription:
         consumer: str,
         subscriptions: Subscriptions,
         dead_letters: DeadLetters,
+        replays: ReplayJobs,
         positions: Positions,
         clock: Clock,
         jitter: Callable[[], float],
@@ -45,6 +47,7 @@ class BrokerSubscription:
         """Whom messages are settled with: this object, or one that wraps it for blocking code."""
         self._subscriptions = subscriptions
         self._dead_letters = dead_letters
+        self._replays = replays
         self._positions = positions
         self._clock = clock
         self._jitter = jitter
@@ -182,7 +185,7 @@ class BrokerSubscription:
     @property
     def dead_letters(self) -> DeadLetterBox:
         """What this subscription could not deliver."""
-        return DeadLetterBox(self.name, self._subscriptions, self._dead_letters)
+        return DeadLetterBox(self.name, self._subscriptions, self._dead_letters, self._replays)
 
     # Its own life.
 
@@ -216,10 +219,13 @@ class BrokerSubscription:
 class DeadLetterBox:
     """The dead letters of one subscription."""
 
-    def __init__(self, name: str, subscriptions: Subscriptions, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self, name: str, subscriptions: Subscriptions, dead_letters: DeadLetters, replays: ReplayJobs
+    ) -> None:
         self._name = name
         self._subscriptions = subscriptions
         self._dead_letters = dead_letters
+        self._replays = replays
 
     def __repr__(self) -> str:
         return f"<Dead letters of {self._name!r}>"
@@ -238,18 +244,18 @@ class DeadLetterBox:
 
     async def replay(self, *, rate_per_s: float = 100.0, dry_run: bool = False, **selection: Any) -> Any:
         """Delivers them again under their ids, in the background; returns the job. A dry run only counts."""
-        return await self._dead_letters.replay(self._courier, selection, rate_per_s, dry_run)
+        return await self._replays.start(self._courier, selection, rate_per_s, dry_run)
 
     async def replays(self) -> Any:
         """The replay jobs of this subscription."""
-        return self._dead_letters.jobs(self._courier)
+        return self._replays.jobs(self._courier)
 
     async def wait(self, replay_id: str) -> Any:
         """Returns the job when it has ended."""
-        return await self._dead_letters.wait(self._courier, replay_id)
+        return await self._replays.wait(self._courier, replay_id)
 
     async def abort(self, replay_id: str) -> Any:
-        return await self._dead_letters.abort(self._courier, replay_id)
+        return await self._replays.abort(self._courier, replay_id)
 
     async def purge(self, *, dry_run: bool = False, **selection: Any) -> int:
         """Gives them up for good; how many."""

@@ -108,12 +108,21 @@ def build(data: Sequence[bytes | None], **columns: Sequence[Any] | None) -> pa.R
 
 
 def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    if field.name == "attributes":
-        values = [None if not value else list(value.items()) for value in values]
     try:
+        if field.name == "attributes":
+            values = [None if not value else list(value.items()) for value in values]
+        _refuse_silent_conversions(field, values)
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{field.name} cannot be stored as {field.type}: {error}") from error
+
+
+def _refuse_silent_conversions(field: pa.Field, values: Sequence[Any]) -> None:
+    """Arrow would cut 1.5 to 1, and take a string for the list of its characters."""
+    wrong = {float, bool} if pa.types.is_integer(field.type) else {str} if field.type == _IDS else set()
+    found = wrong and wrong.intersection(map(type, values))
+    if found:
+        raise TypeError(f"{found.pop().__name__} given")
 
 
 def from_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -156,7 +165,7 @@ def decode(buffer: Any, columns: int) -> pa.RecordBatch:
     """The publish form again; without copying unless it was compressed."""
     try:
         return pa.ipc.read_record_batch(buffer, schema_of(columns))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError) as error:
         raise DataDamaged(f"a stored batch cannot be decoded: {error}") from error
 
 

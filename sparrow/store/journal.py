@@ -119,7 +119,8 @@ class Journal:
         self._last_time_us = 0
         self._pending: deque[Chain] = deque()
         self._pending_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[Chain] = deque()
+        self._group: list[Chain] = []
         self._runner: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_content = False
@@ -168,12 +169,8 @@ class Journal:
         if self._frozen:
             raise self._frozen
         future: asyncio.Future[Commit] = asyncio.get_running_loop().create_future()
-        chain = Chain(drafts, durability, on_commit, future)
-        await self._wait_for_room(chain.size)
-        if self._frozen:
-            raise self._frozen
-        self._pending.append(chain)
-        self._pending_bytes += chain.size
+        self._waiting.append(Chain(drafts, durability, on_commit, future))
+        self._admit_waiting()
         self._kick()
         return await future
 
@@ -207,20 +204,16 @@ class Journal:
         if self._current is not None:
             self._current.close()
 
-    async def _wait_for_room(self, size: int) -> None:
-        if not self._waiting and (not self._pending or self._pending_bytes + size <= self._pending_bytes_max):
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
-        await turn
-
     def _admit_waiting(self) -> None:
-        room = self._pending_bytes_max - self._pending_bytes
-        while self._waiting and (self._waiting[0][0] <= room or room == self._pending_bytes_max):
-            size, turn = self._waiting.popleft()
-            room -= size
-            if not turn.done():
-                turn.set_result(None)
+        """Lets chains in, in the order in which they came and as far as there is room. A publisher that gave
+        up meanwhile is stored all the same: what remembers its request counts on the commit."""
+        while self._waiting and self._has_room(self._waiting[0].size):
+            chain = self._waiting.popleft()
+            self._pending.append(chain)
+            self._pending_bytes += chain.size
+
+    def _has_room(self, size: int) -> bool:
+        return not self._pending or self._pending_bytes + size <= self._pending_bytes_max
 
     def _kick(self) -> None:
         if self._runner is None and self._frozen is None:
@@ -233,20 +226,21 @@ class Journal:
             while self._pending or self._is_rotation_wanted or self._is_sync_wanted:
                 await self._step()
         except asyncio.CancelledError:
-            self._freeze(JournalFrozen("the journal's task was cancelled"), [])
+            self._freeze(JournalFrozen("the journal's task was cancelled"), self._group)
             raise
         except Exception as error:  # noqa: BLE001 - a task's root: waiting publishers must be told
-            self._freeze(JournalFrozen(f"the journal failed: {error!r}"), [])
+            self._freeze(JournalFrozen(f"the journal failed: {error!r}"), self._group)
         finally:
             self._runner = None
 
     async def _step(self) -> None:
-        group = self._take_group()
+        self._group = group = self._take_group()
         try:
             await self._make_room(sum(chain.size for chain in group))
         except OSError as error:
             self._refuse_all(group, error)
             return
+        self._group = group = [chain for chain in group if self._is_possible(chain)]
         self._is_rotation_wanted = False
         if not group and not self._is_sync_wanted:
             return
@@ -267,11 +261,9 @@ class Journal:
         size = 0
         while self._pending and (not group or size + self._pending[0].size <= self._group_bytes_max):
             chain = self._pending.popleft()
-            if not self._is_possible(chain):
-                self._pending_bytes -= chain.size
-                continue
-            group.append(chain)
-            size += chain.size
+            if self._is_possible(chain):
+                group.append(chain)
+                size += chain.size
         return group
 
     def _is_possible(self, chain: Chain) -> bool:
@@ -279,6 +271,8 @@ class Journal:
         for draft in chain.drafts:
             if isinstance(draft, BatchDraft) and self._hot.get(draft.stream) is None:
                 chain.refuse(TopicNotFound("the topic was deleted while the message waited"))
+                self._pending_bytes -= chain.size
+                self._admit_waiting()
                 return False
         return True
 
@@ -418,21 +412,21 @@ class Journal:
             self._freeze(JournalFrozen(f"a journal file could not be made: {error}"), group)
             return
         self._complaint = StorageFull(f"no space for the journal: {error.strerror}")
-        for chain in [*group, *self._pending]:
+        for chain in [*group, *self._pending, *self._waiting]:
             chain.refuse(StorageFull(f"no space for the journal: {error.strerror}"))
         self._drop_pending()
 
     def _freeze(self, error: SparrowError, group: list[Chain]) -> None:
         self._frozen = error
-        for chain in [*group, *self._pending]:
+        for chain in [*group, *self._pending, *self._waiting]:
             chain.refuse(error)
         self._drop_pending()
 
     def _drop_pending(self) -> None:
         self._pending.clear()
+        self._waiting.clear()
         self._pending_bytes = 0
         self._is_rotation_wanted = self._is_sync_wanted = False
-        self._admit_waiting()
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

@@ -63,11 +63,11 @@ def _row_groups(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Tab
     weight = 0
     for batch in batches:
         for piece in _pieces(batch, size):
-            gathered.append(piece)
-            weight += piece.nbytes
-            if weight >= size:
+            if gathered and weight + piece.nbytes > size:
                 yield pa.Table.from_batches(gathered)
                 gathered, weight = [], 0
+            gathered.append(piece)
+            weight += piece.nbytes
     if gathered:
         yield pa.Table.from_batches(gathered)
 

@@ -278,13 +278,26 @@ class LocalStore:
         found: list[LogBatch] = []
         for partition in range(topic.partitions):
             stream = StreamId(topic.id, partition)
-            for segment in list(self._index.of(stream)):
+            # Taken in one step: what is sealed while segments are read must be in one of the two.
+            segments, hot = list(self._index.of(stream)), self._hot_keys(stream)
+            for segment in segments:
                 if segment.has_idempotency_keys and segment.last_time_us >= since_us:
-                    found.extend(
-                        await self._in(self._read_thread, self._keys_of, segment, self._path(segment))
-                    )
-            found.extend(self._hot_keys(stream))
+                    found.extend(await self._keys_unless_dropped(segment))
+            found.extend(hot)
         return found
+
+    async def _keys_unless_dropped(self, segment: Segment) -> list[LogBatch]:
+        if self._index.find(segment.stream, segment.first_offset) is not segment:
+            return []
+        try:
+            found: list[LogBatch] = await self._in(
+                self._read_thread, self._keys_of, segment, self._path(segment)
+            )
+            return found
+        except DataDamaged:
+            if self._index.find(segment.stream, segment.first_offset) is not segment:
+                return []
+            raise
 
     def _keys_of(self, segment: Segment, path: Path) -> list[LogBatch]:
         reader = self._cache.reader(path, segment)

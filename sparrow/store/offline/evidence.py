@@ -18,7 +18,7 @@ from sparrow.model.message import StreamId
 from sparrow.model.topic import Topic, TopicPolicy
 from sparrow.store.catalog_salvage import SalvagedRows, salvage
 from sparrow.store.catalog_sqlite import wal_path
-from sparrow.store.catalog_tables import Segment
+from sparrow.store.catalog_tables import Segment, SegmentKey, StreamRow
 from sparrow.store.directory import TopicFile
 from sparrow.store.entry import Header, Kind
 from sparrow.store.offline import access
@@ -61,6 +61,9 @@ class Evidence:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.salvaged: SalvagedRows | None = None
+        self.listed: dict[SegmentKey, Segment] = {}
+        self.stream_rows: dict[StreamId, StreamRow] = {}
+        """What the old catalog said of segments and streams, as far as it is left."""
         self.topic_files: dict[str, TopicFile] = {}
         self.topics_by_segment: dict[str, Topic] = {}
         """Topics whose own file is lost, as their segments name them."""
@@ -95,6 +98,9 @@ def gather(root: Path, on_bytes: OnBytes) -> Evidence:
     """Reads everything once; changes nothing."""
     found = Evidence(root)
     found.salvaged = _salvage(root)
+    if found.salvaged:
+        found.listed = {segment.key: segment for segment in found.salvaged.rows.segments}
+        found.stream_rows = {row.stream: row for row in found.salvaged.rows.streams}
     _hear_journal(found, on_bytes)
     _hear_topics(found)
     known = {name: file.topic.id for name, file in found.topic_files.items()}
@@ -211,7 +217,7 @@ def _hear_segments(found: Evidence, topic: str, topic_id: int, on_bytes: OnBytes
         except DataDamaged as error:
             found.damaged.append(_damaged(found, path, stream, error.message))
         else:
-            listed = _row_of(found, stream, segment.first_offset)
+            listed = found.listed.get(segment.key)
             complaint = _complaint(segment, listed) if found.is_salvage_fresh else None
             if complaint:
                 found.damaged.append(_damaged(found, path, stream, complaint))
@@ -225,16 +231,9 @@ def _complaint(segment: Segment, listed: Segment | None) -> str | None:
     return "it does not match the catalog's sums" if listed is not None and listed != segment else None
 
 
-def _row_of(found: Evidence, stream: StreamId, first_offset: int) -> Segment | None:
-    for segment in found.salvaged.rows.segments if found.salvaged else []:
-        if segment.key == (*stream, first_offset):
-            return segment
-    return None
-
-
 def _damaged(found: Evidence, path: Path, stream: StreamId, what: str) -> DamagedSegment:
     first_offset = int(path.name.partition(".")[0])
-    listed = _row_of(found, stream, first_offset)
+    listed = found.listed.get(SegmentKey(*stream, first_offset))
     stated = stated_names(path).get("sparrow.end_offset", "")
     end = listed.end_offset if listed else int(stated) if stated.isdigit() else None
     if end is not None and end <= first_offset:

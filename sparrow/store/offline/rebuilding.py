@@ -30,7 +30,8 @@ from sparrow.store.lake import write_segment
 from sparrow.store.offline import access
 from sparrow.store.offline.evidence import Evidence, catalog_in_force, gather
 from sparrow.store.offline.findings import Finding
-from sparrow.store.offline.reconstruction import Reconstruction, Reseal
+from sparrow.store.offline.precedence import Reseal
+from sparrow.store.offline.reconstruction import Reconstruction
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""

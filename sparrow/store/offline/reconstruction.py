@@ -1,21 +1,6 @@
 """Which catalog fits the evidence. Decides; reads and writes nothing.
 
-The rule that keeps every readable message served exactly once:
-
-1. A segment counts when every page matches its checksum and its values match what it states. A damaged
-   one does not count; its offsets are a gap, unless the journal still holds them.
-2. Let ``through`` be the new catalog's *sealed through*. Files up to it are treated as sealed, files
-   beyond it as unsealed. It starts at the number before the first journal file that is there, so that
-   at first every file that is there counts as unsealed.
-3. A segment whose offsets all lie in unsealed files is dropped in favour of the journal: sealing was
-   interrupted before or after its commit, and both hold the same messages. Facts in those files are
-   then read again too, which changes nothing when they are known already.
-4. A segment that holds anything that no unsealed file holds must stay. Then no unsealed file may hold
-   an offset below its end: ``through`` is raised to the last file that does, and 3 and 4 are judged
-   again until nothing moves. This is what a crash between the removal of two sealed files leaves.
-5. Batches in files up to ``through`` that no staying segment holds are sealed anew, into segments of
-   their own. So a file treated as sealed may go, and a batch whose segment is damaged is not lost.
-6. Of segments that overlap, the one that the old catalog lists, else the one that starts first, stays.
+Whether the lake or the journal serves a message is decided in ``precedence``.
 
 Ids are never given twice. Every id that was ever given out cost a catalog version, so when the old
 ledger is lost the next ids start above the version that the journal has witnessed. The end of a stream
@@ -27,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -40,8 +24,15 @@ from sparrow.store.catalog_tables import (
     Segment,
     StreamRow,
 )
-from sparrow.store.offline.evidence import Batch, DamagedSegment, Evidence, SoundSegment
+from sparrow.store.offline.evidence import DamagedSegment, Evidence, SoundSegment
 from sparrow.store.offline.findings import Finding, gap, span
+from sparrow.store.offline.precedence import (
+    Reseal,
+    is_within,
+    reseals,
+    sealed_through,
+    without_doubles,
+)
 
 _ROWS_LOST = {
     "subscriptions": "they must be created again",
@@ -50,16 +41,6 @@ _ROWS_LOST = {
     "producer_states": "a request that a producer repeats may be stored twice",
     "documents": "what they held is lost",
 }
-
-
-class Reseal(NamedTuple):
-    """Batches that go into one new segment; of the first one only what lies from ``start_offset`` on."""
-
-    stream: StreamId
-    topic: str
-    start_offset: int
-    end_offset: int
-    batches: list[Batch]
 
 
 class Reconstruction:
@@ -75,8 +56,9 @@ class Reconstruction:
         self.doubled: list[Path] = []
         self.redundant: list[Path] = []
         self.reseals: list[Reseal] = []
+        self._listed = set(evidence.listed.values()) if evidence.is_salvage_fresh else set()
         self._sound = {stream: self._without_doubles(stream) for stream in evidence.sound}
-        self.sealed_through = self._choose_sealed_through()
+        self.sealed_through = sealed_through(self._sound, evidence.batches, self._first_unsealed)
         self.version = max(evidence.witnessed_version, self._salvaged_version) + 1
         self.segments: list[Segment] = []
         self.streams = [
@@ -101,7 +83,6 @@ class Reconstruction:
         """Everything that the new catalog holds, with the segments that were made meanwhile."""
         old = self._evidence.salvaged.rows if self._evidence.salvaged else CatalogRows()
         producers = self._producers(old.producers)
-        streams = {row.stream for row in self.streams}
         subscriptions = {row.id for row in old.subscriptions}
         known = {producer.id for producer in producers}
         return CatalogRows(
@@ -109,11 +90,7 @@ class Reconstruction:
             streams=self.streams,
             segments=[*self.segments, *resealed],
             subscriptions=old.subscriptions,
-            cursors=[
-                row
-                for row in old.cursors
-                if row.subscription_id in subscriptions and (row.topic_id, row.partition) in streams
-            ],
+            cursors=[row for row in old.cursors if row.subscription_id in subscriptions],
             producers=producers,
             producer_states=[
                 row for row in old.producer_states if row.producer_id in known and row.topic_id in self._names
@@ -153,7 +130,8 @@ class Reconstruction:
     def _newest_file(self) -> int:
         """The highest number that a journal file can have had: positions in it must not come again."""
         rows = self._evidence.salvaged.rows if self._evidence.salvaged else CatalogRows()
-        as_of = [row.as_of >> 40 for row in (*rows.cursors, *rows.producer_states)]
+        as_of = [row.as_of >> 40 for row in rows.cursors]
+        as_of += [row.as_of >> 40 for row in rows.producer_states]
         told = [int(row.value) for row in rows.documents if (row.kind, row.key) == ("journal", "newest")]
         kept = [int(p.stem) for p in (self._evidence.root / "journal").glob("*.damaged") if p.stem.isdigit()]
         return max([0, *self._evidence.file_numbers, *as_of, *told, *kept, self._old_sealed_through])
@@ -216,45 +194,22 @@ class Reconstruction:
     # Segments against the journal.
 
     def _without_doubles(self, stream: StreamId) -> list[SoundSegment]:
-        salvaged = self._evidence.salvaged
-        listed = set(salvaged.rows.segments) if salvaged and self._evidence.is_salvage_fresh else set()
-        start = self._row(stream).start_offset if self._row(stream) else 0
-        offered = [s for s in self._evidence.sound[stream] if s.segment.end_offset > start]
-        offered.sort(key=lambda s: (s.segment not in listed, s.segment.first_offset, -s.segment.end_offset))
-        kept: list[SoundSegment] = []
-        for found in offered:
-            a = found.segment
-            if any(
-                a.first_offset < b.segment.end_offset and b.segment.first_offset < a.end_offset for b in kept
-            ):
-                self.doubled.append(found.path)
-            else:
-                kept.append(found)
-        return sorted(kept, key=lambda s: s.segment.first_offset)
+        row = self._row(stream)
+        start = row.start_offset if row else 0
+        offered = [found for found in self._evidence.sound[stream] if found.segment.end_offset > start]
+        kept, doubled = without_doubles(offered, self._listed)
+        self.doubled += [found.path for found in doubled]
+        return kept
 
-    def _choose_sealed_through(self) -> int:
-        numbers = self._evidence.file_numbers
-        if not numbers:
-            return self._newest_file
-        through = min(numbers) - 1
-        while True:
-            raised = max([through, *(self._last_file_below(stream, through) for stream in self._sound)])
-            if raised == through:
-                return through
-            through = raised
-
-    def _last_file_below(self, stream: StreamId, through: int) -> int:
-        """The last unsealed file that holds an offset below the end of a segment that must stay."""
-        unsealed = [batch for batch in self._evidence.batches.get(stream, []) if batch.file_number > through]
-        staying = [s.segment.end_offset for s in self._sound[stream] if not _is_within(s.segment, unsealed)]
-        end = max(staying, default=0)
-        return max([b.file_number for b in unsealed if b.start_offset < end], default=through)
+    @property
+    def _first_unsealed(self) -> int:
+        """The first file that is there; when none is, the first that can come."""
+        return min(self._evidence.file_numbers, default=self._newest_file + 1)
 
     # Streams.
 
     def _row(self, stream: StreamId) -> StreamRow | None:
-        rows = self._evidence.salvaged.rows.streams if self._evidence.salvaged else []
-        return next((row for row in rows if row.stream == stream), None)
+        return self._evidence.stream_rows.get(stream)
 
     def _choose_stream(self, topic: Topic, partition: int) -> StreamRow:
         stream = StreamId(topic.id, partition)
@@ -262,14 +217,14 @@ class Reconstruction:
         unsealed = [batch for batch in batches if batch.file_number > self.sealed_through]
         staying = []
         for found in self._sound.get(stream, []):
-            if _is_within(found.segment, unsealed):
+            if is_within(found.segment, unsealed):
                 self.redundant.append(found.path)
             else:
                 staying.append(found)
         self.segments += [found.segment for found in staying]
         spans = [(found.segment.first_offset, found.segment.end_offset) for found in staying]
         sealed = [batch for batch in batches if batch.file_number <= self.sealed_through]
-        for reseal in _reseals(stream, topic.name, sealed, spans):
+        for reseal in reseals(stream, topic.name, sealed, spans):
             self.reseals.append(reseal)
             spans.append((reseal.start_offset, reseal.end_offset))
         hot = [(batch.start_offset, batch.end_offset) for batch in unsealed]
@@ -363,7 +318,7 @@ class Reconstruction:
                 Finding(
                     file=f"journal/{batches[0].file_number:010d}.wal",
                     what=f"it holds {spans} of topic id {stream.topic_id}, which is not there",
-                    meaning="the topic was deleted, or its topic.json is lost; restore that file to keep them",
+                    meaning="the topic was deleted, or its topic.json is lost; restore that to keep them",
                     partition=stream.partition,
                 )
             )
@@ -372,7 +327,7 @@ class Reconstruction:
                 Finding(
                     file=f"topics/{path.name}",
                     what="neither its topic.json nor a segment says which topic it is",
-                    meaning=f"topic {path.name} is not restored; its files are moved to set-aside/{path.name}",
+                    meaning=f"topic {path.name} is not restored; its files go to set-aside/{path.name}",
                     topic=path.name,
                 )
             )
@@ -422,44 +377,6 @@ class Reconstruction:
         for name, count in lost.items():
             meaning = f"{name.replace('_', ' ')}: {count} lost; {_ROWS_LOST[name]}"
             self.losses.append(Finding(file="catalog.db", what=what, meaning=meaning))
-
-
-def _is_within(segment: Segment, batches: Sequence[Batch]) -> bool:
-    """Whether the batches hold every offset of the segment."""
-    at = segment.first_offset
-    for batch in batches:
-        if batch.start_offset <= at < batch.end_offset:
-            at = batch.end_offset
-    return at >= segment.end_offset
-
-
-def _reseals(
-    stream: StreamId, topic: str, batches: Sequence[Batch], spans: Sequence[tuple[int, int]]
-) -> list[Reseal]:
-    """What the batches hold beside the spans, as runs that no span interrupts."""
-    runs: list[Reseal] = []
-    ordered = sorted(spans)
-    for batch in batches:
-        for start, end in _outside(batch.start_offset, batch.end_offset, ordered):
-            last = runs[-1] if runs else None
-            if last and not any(last.end_offset <= first < start for first, _ in ordered):
-                runs[-1] = last._replace(end_offset=end, batches=[*last.batches, batch])
-            else:
-                runs.append(Reseal(stream, topic, start, end, [batch]))
-    return runs
-
-
-def _outside(start: int, end: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    pieces = []
-    for first, stop in spans:
-        if first >= end:
-            break
-        if first > start:
-            pieces.append((start, first))
-        start = max(start, stop)
-    if start < end:
-        pieces.append((start, end))
-    return pieces
 
 
 def _beyond_any(age_us: int) -> int:

@@ -1,0 +1,217 @@
+"""Replays of dead letters: jobs that run in the background and survive a crash.
+
+The jobs and their rules are the kernel's (kernel/replay.py). Each step takes acks back, closes the letters
+and moves the job's position in one entry of the journal, so a crash repeats and loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pyroaring import BitMap64
+
+from sparrow.broker import logs
+from sparrow.broker.admission import check_row
+from sparrow.broker.clock import Clock
+from sparrow.broker.courier import Courier
+from sparrow.broker.deadletters import DeadLetter, DeadLetters
+from sparrow.broker.pages import REPLAY_FOR
+from sparrow.broker.settling import Settling
+from sparrow.broker.subscriptions import Subscriptions
+from sparrow.broker.topics import Topics
+from sparrow.kernel import facts
+from sparrow.kernel.deadletter import PREFIX
+from sparrow.kernel.facts import Fact
+from sparrow.kernel.filter import parse_filter
+from sparrow.kernel.replay import ReplayJob, ReplayStatus, original_of, parse_selection
+from sparrow.model.errors import SparrowError
+from sparrow.model.message import StreamId
+from sparrow.store.ports import BatchDraft, Store
+
+_STEP = 100
+
+
+class ReplayJobs:
+    """Runs the replay jobs of all subscriptions."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        subscriptions: Subscriptions,
+        letters: DeadLetters,
+        settling: Settling,
+        clock: Clock,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._letters = letters
+        self._settling = settling
+        self._clock = clock
+        self._new_id = new_id
+        self._log = logs.get("replays")
+        self._running: dict[tuple[int, str], asyncio.Task[None]] = {}
+
+    async def start(
+        self, courier: Courier, selection: dict[str, object], rate_per_s: float, dry_run: bool
+    ) -> ReplayJob:
+        """Starts a replay of what is open now; a dry run only counts."""
+        chosen = parse_selection(selection)
+        parse_filter(chosen.filter)
+        hidden = self._letters.hidden(courier)
+        count = 0
+        async for _ in self._letters.selected(courier, chosen):
+            count += 1
+        replay_id, now_us = self._new_id(), self._clock.now_us()
+        spans = [
+            (stream, hidden.delivery.cursor(stream).floor, self._store.bounds(stream).end_offset)
+            for stream in hidden.delivery.streams
+        ]
+        replays = courier.delivery.replays
+        decided = replays.start(replay_id, chosen, spans, count, now_us, rate_per_s)
+        if dry_run:
+            job = ReplayJob(replay_id, chosen, {}, count, rate_per_s, now_us)
+            job.status = ReplayStatus.COMPLETED
+            return job
+        await courier.journal(decided)
+        await courier.journal(replays.move(replay_id, ReplayStatus.RUNNING, now_us))
+        self._run_job(courier, replay_id)
+        return replays.get(replay_id)
+
+    def resume(self) -> None:
+        """Goes on with what a crash interrupted."""
+        for courier in self._subscriptions:
+            for job in courier.delivery.replays.jobs.values():
+                if job.status is ReplayStatus.RUNNING:
+                    self._run_job(courier, job.replay_id)
+
+    def jobs(self, courier: Courier) -> list[ReplayJob]:
+        return list(courier.delivery.replays.jobs.values())
+
+    async def wait(self, courier: Courier, replay_id: str) -> ReplayJob:
+        courier.delivery.replays.get(replay_id)
+        task = self._running.get((courier.subscription.id, replay_id))
+        if task is not None:
+            await asyncio.wait([task])
+        return courier.delivery.replays.get(replay_id)
+
+    async def abort(self, courier: Courier, replay_id: str) -> ReplayJob:
+        replays = courier.delivery.replays
+        await courier.journal(replays.move(replay_id, ReplayStatus.ABORTED, self._clock.now_us()))
+        await self.wait(courier, replay_id)
+        return replays.get(replay_id)
+
+    def _run_job(self, courier: Courier, replay_id: str) -> None:
+        key = (courier.subscription.id, replay_id)
+        task = asyncio.get_running_loop().create_task(self._run(courier.subscription.name, replay_id))
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+
+    async def _run(self, name: str, replay_id: str) -> None:
+        try:
+            while await self._step(self._subscriptions.get(name), replay_id):
+                pass
+        except SparrowError as error:
+            self._log.error("replay-failed", str(error), subscription=name, replay_id=replay_id)
+            courier = self._subscriptions.get(name)
+            decided = courier.delivery.replays.move(
+                replay_id, ReplayStatus.FAILED, self._clock.now_us(), str(error)
+            )
+            await courier.journal(decided)
+
+    async def _step(self, courier: Courier, replay_id: str) -> bool:
+        """One stretch of a replay; False when it has ended."""
+        replays = courier.delivery.replays
+        job = replays.get(replay_id)
+        if job.status is not ReplayStatus.RUNNING:
+            return False
+        span = job.next_span()
+        if span is None:
+            await courier.journal(replays.move(replay_id, ReplayStatus.COMPLETED, self._clock.now_us()))
+            return False
+        stream, position, end = span
+        letters = [
+            (offset, letter)
+            async for _, offset, letter in self._letters.selected(
+                courier, job.selection, stream, position, end, limit=_STEP
+            )
+        ]
+        reached = letters[-1][0] + 1 if len(letters) == _STEP else end
+        await self._give_back(courier, replay_id, stream, reached, letters)
+        if letters:
+            await asyncio.sleep(len(letters) / job.rate_per_s)
+        return True
+
+    async def _give_back(
+        self,
+        courier: Courier,
+        replay_id: str,
+        stream: StreamId,
+        reached: int,
+        letters: list[tuple[int, DeadLetter]],
+    ) -> None:
+        """Acks taken back, letters closed and the job's position, in one entry; where the original is
+        gone the message is stored again under its id, in the same chain."""
+        hidden, now_us = self._letters.hidden(courier), self._clock.now_us()
+        decided: list[Fact] = []
+        drafts: list[BatchDraft] = []
+        closed = BitMap64()
+        failed = 0
+        for offset, letter in letters:
+            outcome = await self._revive(courier, replay_id, letter, now_us)
+            if outcome is None:
+                failed += 1
+                continue
+            decided += outcome[0]
+            drafts += outcome[1]
+            closed.add(offset)
+        if closed:
+            decided.append(facts.acked(hidden.subscription.id, stream, closed))
+        decided += courier.delivery.replays.advance(
+            replay_id, stream, reached, now_us, replayed=len(closed), failed=failed
+        )
+
+        def apply(found: Sequence[Fact], lsn: int) -> None:
+            for one in (courier, hidden):
+                own = [fact for fact in found if fact.subscription_id == one.subscription.id]
+                one.apply(own, lsn)
+
+        await self._settling.append_with(drafts, decided, apply)
+        for draft in drafts:
+            for reader in self._subscriptions.readers(draft.stream):
+                reader.wake()
+
+    async def _revive(
+        self, courier: Courier, replay_id: str, letter: DeadLetter, now_us: int
+    ) -> tuple[list[Fact], list[BatchDraft]] | None:
+        origin = original_of(letter.message.attributes)
+        if origin is None:
+            return None
+        place, rounds = origin
+        if (
+            place.stream in courier.streams
+            and await self._letters.read_one(place.stream, place.offset) is not None
+        ):
+            offsets = BitMap64([place.offset])
+            taken = courier.delivery.take_back(
+                place.stream, offsets, now_us, round=rounds + 1, replay_id=replay_id
+            )
+            return taken, []
+        topic = self._topics.find(place.topic_id)
+        if topic is None or place.stream not in courier.streams:
+            return None
+        kept = {k: v for k, v in letter.message.attributes.items() if not k.startswith(PREFIX)}
+        kept[REPLAY_FOR] = courier.subscription.name
+        row = check_row(letter.message.data, letter.message.key, kept, original_id=letter.message_id)
+        return [], [self._letters.draft(place.stream, topic, [row])]
+
+    async def stop(self) -> None:
+        """Stops where the jobs are; they go on when the broker is opened again."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
