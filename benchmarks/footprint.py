@@ -91,9 +91,7 @@ def print_start(report: Report, options: Options, rounds: int) -> None:
     totals = [sum(step) for step in steps]
     report.figure("ratio to importing pyarrow", measure.median_ratio(totals, arrow), "x")
     note = ", ".join(f"{total:.2f}" for total in totals)
-    report.check(
-        "spawn to first durable receipt", statistics.median(totals), START_S_MAX, "s", note=note
-    )
+    report.check("spawn to first durable receipt", statistics.median(totals), START_S_MAX, "s", note=note)
 
 
 def spawned_s(code: str) -> float:

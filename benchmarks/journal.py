@@ -166,9 +166,7 @@ def print_topics(report: Report, rounds: Sequence[Round]) -> None:
     one, eight = [each.one_topic.mb_per_s for each in rounds], [each.topics.mb_per_s for each in rounds]
     report.say(f"{len(TOPICS)} topics in parallel")
     report.figure("Sparrow", statistics.median(eight), "MB/s", spread(eight))
-    report.check(
-        "ratio to one topic", measure.median_ratio(eight, one), TOPICS_RATIO_MIN, "x", at_least=True
-    )
+    report.check("ratio to one topic", measure.median_ratio(eight, one), TOPICS_RATIO_MIN, "x", at_least=True)
 
 
 def print_singles(report: Report, rounds: Sequence[Round]) -> None:

@@ -110,7 +110,9 @@ def run(options: Options, report: Report) -> None:
     source = memoryview(b"".join(itertools.chain.from_iterable(batches)))
     for number in range(sizes.rounds):
         raw_bytes = min(RAW_BYTES, 8 * len(source))
-        raw.append(measure.raw_write(options.data, source, raw_bytes, min(RAW_SYNC_BYTES, len(source))).mb_per_s)
+        raw.append(
+            measure.raw_write(options.data, source, raw_bytes, min(RAW_SYNC_BYTES, len(source))).mb_per_s
+        )
         without.append(stretch(options.data / f"without-{number}", Unsealed, sizes, batches))
         beside.append(stretch(options.data / f"beside-{number}", Sealing, sizes, batches))
     report.figure("raw disk, 4 MiB a sync", statistics.median(raw), "MB/s", listed(raw))
@@ -125,9 +127,7 @@ def stretch(directory: Path, kind: type[LocalStore], sizes: Sizes, batches: list
     return found
 
 
-async def publish_for(
-    directory: Path, kind: type[LocalStore], sizes: Sizes, batches: list[Batch]
-) -> Stretch:
+async def publish_for(directory: Path, kind: type[LocalStore], sizes: Sizes, batches: list[Batch]) -> Stretch:
     settings = measure.settings(directory, file_bytes=sizes.file_bytes)
     store = await kind.open(
         directory, journal=settings.journal, lake=settings.lake, now_us=lambda: int(perf_counter() * 1e6)
@@ -143,7 +143,9 @@ async def publish_for(
             backlog.append(store.finished_bytes())
             await asyncio.sleep(SAMPLE_S)
         seconds, published = perf_counter() - start, publishers.messages - first
-        sealed, under_way_s = (store.sealed[:], store.under_way_s) if isinstance(store, Sealing) else ([], 0.0)
+        sealed, under_way_s = (
+            (store.sealed[:], store.under_way_s) if isinstance(store, Sealing) else ([], 0.0)
+        )
         await publishers.stop()
     sealed_s = sum(each_s for _, each_s in sealed)
     sealed_bytes = sum(messages for messages, _ in sealed) * journal_bytes
@@ -186,9 +188,7 @@ def growth(backlog: Sequence[int], seconds: float) -> float:
     return (statistics.mean(backlog[middle:]) - statistics.mean(backlog[:middle])) / (seconds / 2)
 
 
-def print_rates(
-    report: Report, sizes: Sizes, without: Sequence[Stretch], beside: Sequence[Stretch]
-) -> None:
+def print_rates(report: Report, sizes: Sizes, without: Sequence[Stretch], beside: Sequence[Stretch]) -> None:
     alone, along = [s.published_mb_per_s for s in without], [s.published_mb_per_s for s in beside]
     report.figure("publishing without sealing", statistics.median(alone), "MB/s", listed(alone))
     report.figure("publishing beside sealing", statistics.median(along), "MB/s", listed(along))

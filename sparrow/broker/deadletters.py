@@ -84,7 +84,7 @@ class DeadLetters:
         self._settling = settling
         self._clock = clock
         self._log = logs.get("dead-letters")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._moving: dict[int, asyncio.Task[None]] = {}
 
     # Coming and going of subscriptions.
 
@@ -128,7 +128,15 @@ class DeadLetters:
         dues = courier.delivery.dead_letters_due(self._clock.now_us(), _MOVES_AT_ONCE)
         if dues:
             courier.is_moving = True
-            self._spawn(self._move(courier, dues))
+            task = asyncio.get_running_loop().create_task(self._move(courier, dues))
+            self._moving[courier.subscription.id] = task
+            task.add_done_callback(lambda _: self._moving.pop(courier.subscription.id, None))
+
+    async def finish(self, courier: Courier) -> None:
+        """Returns when what is being moved has been moved, or deferred."""
+        task = self._moving.get(courier.subscription.id)
+        if task is not None:
+            await asyncio.wait([task])
 
     async def _move(self, courier: Courier, dues: list[DeadLetterDue]) -> None:
         try:
@@ -297,16 +305,13 @@ class DeadLetters:
                     yield message.offset, _letter(message)
             offset = page.end_offset
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def stop(self) -> None:
-        for task in list(self._tasks):
+        """What is being moved is left to the next start: the chain is stored whole or not at all."""
+        tasks = list(self._moving.values())
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _filtered(page: Page, chosen: Filter | None) -> pa.RecordBatch:

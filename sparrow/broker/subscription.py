@@ -149,8 +149,10 @@ class BrokerSubscription:
         _complain(settled.refused)
 
     async def flush(self) -> None:
-        """Returns when all settlements so far are durable."""
-        await self._courier.flush()
+        """Returns when all settlements so far are durable, and the dead letters they made are moved."""
+        courier = self._courier
+        await courier.flush()
+        await self._dead_letters.finish(courier)
 
     async def _settle(self, decided: Settled, wait: bool) -> None:
         _complain(await self._courier.settle(decided, is_confirmed=wait))

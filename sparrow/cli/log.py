@@ -253,7 +253,7 @@ def _print_journal(console: Console, summary: Summary) -> None:
 
 def _print_segments(console: Console, summary: Summary, limit: int) -> None:
     numbers = ("part", "first", "end", "groups", "bytes")
-    table = _table("topic", *numbers, "from", "to", numbers=numbers, folded=["topic", "from", "to"])
+    table = _table("topic", *numbers, "from", "to", numbers=numbers, folded=["topic", "to"])
     for row in summary.segments[:limit]:
         table.add_row(
             row.topic,
@@ -262,8 +262,8 @@ def _print_segments(console: Console, summary: Summary, limit: int) -> None:
             str(row.end_offset),
             str(row.row_groups),
             _bytes(row.size_bytes),
-            _time(row.first_time_us),
-            _time(row.last_time_us),
+            _time(row.first_time_us)[:19],
+            _until(row.first_time_us, row.last_time_us),
         )
     console.print("\nSegments" if summary.segments else "\nNo segments")
     if summary.segments:
@@ -409,3 +409,9 @@ def _time(time_us: int) -> str:
     from sparrow.model.message import from_us
 
     return from_us(time_us).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _until(first_time_us: int, last_time_us: int) -> str:
+    """The end of a stretch of time; without its date when that is the date of the start."""
+    first, last = _time(first_time_us)[:19], _time(last_time_us)[:19]
+    return last[11:] if first[:10] == last[:10] else last

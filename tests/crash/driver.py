@@ -45,18 +45,19 @@ from sparrow.model.settings import (
 from sparrow.testing import checker
 
 TOPICS: dict[str, dict[str, Any]] = {
-    "bulk": {"partitions": 4, "retention_bytes": 768 * KIB, "codec": "lz4"},
-    "tiny": {"partitions": 2, "retention_messages": 4_000},
-    "ordered": {"partitions": 3, "retention_bytes": 512 * KIB},
-    "once": {"partitions": 2, "retention_messages": 4_000},
-    "quick": {"partitions": 1, "durability": "written", "retention_messages": 4_000},
-    "kept": {"partitions": 2, "retention_s": None},
+    "bulk": {"partitions": 3, "retention_bytes": 512 * KIB, "codec": "lz4"},
+    "tiny": {"partitions": 1, "retention_messages": 400},
+    "ordered": {"partitions": 2, "retention_bytes": 192 * KIB},
+    "once": {"partitions": 2, "retention_messages": 400},
+    "quick": {"partitions": 1, "durability": "written", "retention_messages": 400},
+    "kept": {"partitions": 1, "retention_s": None},
 }
 SHORTENED = frozenset(TOPICS) - {"kept"}
 KEYS = [f"k{number}" for number in range(40)]
-SINGLES = 12
+SINGLES = 8
 _LENGTH = struct.Struct("<I")
 _CHECK_PATIENCE_S = 60.0
+_LIFE_S = 1.0
 
 
 def settings(data: Path) -> Settings:
@@ -117,11 +118,13 @@ class Memory:
     def _learned(self, seen: dict[checker.Partition, checker.Seen]) -> None:
         self.claims.learn(seen)
 
-    def _closing(self) -> None:
-        pass
+    def _closing(self) -> None: ...
 
-    def _ready(self) -> None:
-        pass
+    def _ready(self) -> None: ...
+
+    def _sealed(self) -> None: ...
+
+    def _dropped(self) -> None: ...
 
     def _failed(self, text: str) -> None:
         raise checker.CheckFailed(text)
@@ -173,6 +176,7 @@ class Life:
             group.create_task(self._once(broker))
             group.create_task(self._kept(broker))
             group.create_task(self._passing(broker))
+            group.create_task(self._watch(broker))
             for number in range(SINGLES):
                 group.create_task(self._single(broker, ("tiny", "quick")[number % 4 == 0]))
             if self._random.random() < 0.1:
@@ -206,7 +210,7 @@ class Life:
             token = ("bulk", next(self._numbers))
             self.tell("sent", token, Request("bulk", payloads))
             self._receipted(token, await broker.publish_batch("bulk", payloads, keys=keys))
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)
 
     async def _single(self, broker: Broker, topic: str) -> None:
         while True:
@@ -214,7 +218,7 @@ class Life:
             token = (topic, next(self._numbers))
             self.tell("sent", token, Request(topic, [payload]))
             self._receipted(token, [await broker.publish(topic, payload, key=self._random.choice(KEYS))])
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
 
     async def _ordered(self, broker: Broker) -> None:
         """A producer with its own sequences, three requests on their way at any time."""
@@ -230,6 +234,7 @@ class Life:
                 self.tell("sent", ("ordered", sequence), request)
                 work = self._in_order(producer, ("ordered", sequence), request)
                 group.create_task(work).add_done_callback(lambda _: limit.release())
+                await asyncio.sleep(0.004)
 
     def _sequences(self) -> Iterator[int]:
         sequence = self._memory.next_sequence
@@ -257,7 +262,7 @@ class Life:
             request = Request("once", payloads)
             self.tell("sent", token, request)
             await self._with_key(broker, token, request)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
     async def _with_key(self, broker: Broker, token: Any, request: Request) -> None:
         keys = [f"{token[1]}-{place}" for place in range(len(request.payloads))]
@@ -272,7 +277,7 @@ class Life:
             token = ("kept", next(self._numbers))
             self.tell("sent", token, Request("kept", payloads))
             self._receipted(token, await broker.publish_batch("kept", payloads))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.15)
 
     async def _passing(self, broker: Broker) -> None:
         """Topics that come and go; those that the last life left behind go first."""
@@ -292,6 +297,16 @@ class Life:
         self.tell("deleting", name)
         await broker.delete_topic(name)
         self.tell("deleted", name)
+
+    async def _watch(self, broker: Broker) -> None:
+        """Tells of every change of the lake, so that the parent can strike in its middle."""
+        before = broker.state().segments
+        while True:
+            await asyncio.sleep(0.005)
+            now = broker.state().segments
+            if now != before:
+                self.tell("sealed" if now > before else "dropped")
+            before = now
 
     async def _close(self, broker: Broker) -> None:
         """Some lives end in order, or are killed while they try to."""
@@ -356,21 +371,23 @@ def one_cycle(data: Path, memory: Memory, cycle: int, seed: int) -> None:
 
 def _listen(inbox: Inbox, memory: Memory, chance: random.Random, pid: int) -> None:
     """Until the moment to kill has come; what was told up to the death still counts."""
-    is_early = chance.random() < 0.12
-    deadline = time.monotonic() + (chance.random() * 0.06 if is_early else _CHECK_PATIENCE_S)
-    is_ready = is_dead = False
+    strike = chance.choices(["opening", "ready", "sealed", "dropped"], [10, 40, 35, 15])[0]
+    slack_s = {"opening": 0.06, "ready": 0.2, "sealed": 0.12, "dropped": 0.06}[strike]
+    is_marked = strike == "opening"
+    deadline = time.monotonic() + (chance.random() * slack_s if is_marked else _CHECK_PATIENCE_S)
+    is_dead = is_ready = False
     while inbox.is_open:
         if not is_dead and time.monotonic() >= deadline:
-            if not is_ready and not is_early:
+            if not is_ready and not is_marked:
                 raise checker.CheckFailed("the broker did not open in time")
             os.kill(pid, signal.SIGKILL)
             is_dead = True
         for event in inbox.receive(0.05 if is_dead else deadline - time.monotonic()):
             memory.take(*event)
-            if event[0] == "ready" and not is_early:
-                is_ready, deadline = True, time.monotonic() + chance.random() * 0.25
-            elif event[0] == "closing" and not is_early:
-                deadline = min(deadline, time.monotonic() + chance.random() * 0.05)
+            if event[0] == "ready" and not is_marked:
+                is_ready, deadline = True, time.monotonic() + _LIFE_S
+            if event[0] in (strike, "closing") and not is_marked:
+                is_marked, deadline = True, time.monotonic() + chance.random() * slack_s
 
 
 def _kill(pid: int) -> None:
@@ -405,7 +422,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--per-directory", type=int, default=70)
+    parser.add_argument("--per-directory", type=int, default=50)
     parser.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
     _refuse_threads()

@@ -485,8 +485,10 @@ class GreedyDelivery(Delivery):
 class MiscountingDelivery(Delivery):
     """Takes every failed attempt for the first."""
 
-    def _on_failed(self, track, fact):  # type: ignore[no-untyped-def]
-        super()._on_failed(track, msgspec.structs.replace(fact, attempt=1))
+    def apply(self, fact: facts.Fact) -> None:
+        if isinstance(fact, facts.AttemptsFailed):
+            fact = msgspec.structs.replace(fact, attempt=1)
+        super().apply(fact)
 
 
 @pytest.mark.parametrize("broken", [ForgetfulDelivery, GreedyDelivery, MiscountingDelivery])

@@ -111,7 +111,7 @@ class Inspection:
                 if partition in (None, number)
             ],
             journal=journal,
-            segments=[self._segment(segment) for segment in segments],
+            segments=sorted((self._segment(s) for s in segments), key=lambda s: (s.topic, s.file)),
         )
 
     def _catalog_summary(self) -> CatalogSummary:
