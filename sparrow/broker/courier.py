@@ -65,6 +65,7 @@ class Courier:
         "filter",
         "is_dirty",
         "is_moving",
+        "is_stopped",
         "skipped",
         "streams",
         "subscription",
@@ -80,6 +81,7 @@ class Courier:
         """The log sequence number of the last fact that was applied."""
         self.is_dirty = False
         """Whether facts were applied since the last checkpoint."""
+        self.is_stopped = False
         self.is_moving = False
         """Whether dead letters are being moved."""
         self.skipped = 0
@@ -102,10 +104,11 @@ class Courier:
     # Handing over.
 
     async def pull(self, consumer: str, max_messages: int, timeout_s: float, owner: Any) -> list[Delivered]:
-        """Up to ``max_messages`` for a consumer; waits up to ``timeout_s`` for the first."""
+        """Up to ``max_messages`` for a consumer; waits up to ``timeout_s`` for the first. Returns early,
+        with nothing, when the courier is stopped."""
         clock = self._services.clock
         until_s = clock.monotonic_s() + timeout_s
-        while True:
+        while not self.is_stopped:
             over = self.delivery.lease(consumer, max_messages, clock.now_us())
             if over.runs:
                 found = await self._hand_over(over, owner)
@@ -123,6 +126,7 @@ class Courier:
                 await asyncio.wait([waiting], timeout=rest_s)
             finally:
                 self._stop_waiting(waiting)
+        return []
 
     async def _hand_over(self, over: HandOver, owner: Any) -> list[Delivered]:
         if over.facts:
@@ -338,6 +342,8 @@ class Courier:
         self.set_timer()
 
     def stop(self) -> None:
+        """The broker closes, or the subscription has gone or changed: nobody waits here any longer."""
+        self.is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -117,9 +117,9 @@ class Maintenance:
         while True:
             try:
                 await work()
-            except (SparrowError, OSError) as error:
-                self.complaint = str(error)
-                self._log.error("maintenance-failed", str(error), retry_in_s=wait_s)
+            except Exception as error:  # noqa: BLE001 - a task's root: it reports and goes on
+                self.complaint = str(error) if isinstance(error, SparrowError | OSError) else repr(error)
+                self._log.error("maintenance-failed", self.complaint, retry_in_s=wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, longest_s)
             else:

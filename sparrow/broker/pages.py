@@ -21,6 +21,7 @@ from sparrow.model.message import StreamId
 from sparrow.store.ports import LogBatch, Store
 
 _PAGE_READ_BYTES = 1024 * 1024
+_TINY_ROWS = 100
 REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
 
@@ -139,6 +140,15 @@ def _plain(column: Any) -> list[Any]:
     return found
 
 
+def _joined(read: list[LogBatch]) -> list[LogBatch]:
+    """Many tiny batches become one page: messages published one at a time would be read so, too."""
+    rows = sum(batch.batch.num_rows for batch in read)
+    if len(read) < 2 or rows / len(read) >= _TINY_ROWS:
+        return read
+    whole = pa.concat_batches([batch.batch for batch in read])
+    return [LogBatch(read[0].stream, read[0].first_offset, read[-1].end_offset, whole)]
+
+
 class Pages:
     """A small cache of pages; bounded by count and bytes."""
 
@@ -158,7 +168,7 @@ class Pages:
         if offset >= self._store.bounds(stream).end_offset:
             return None
         read = await self._store.read(stream, offset, _PAGE_READ_BYTES, is_whole=True)
-        pages = [self._keep(Page(batch)) for batch in read]
+        pages = [self._keep(Page(batch)) for batch in _joined(read)]
         return pages[0] if pages else None
 
     def _find(self, stream: StreamId, offset: int) -> Page | None:

@@ -76,6 +76,8 @@ class Settling:
         except asyncio.CancelledError:
             _abandon(group, JournalFrozen("the broker stopped before this was stored"))
             raise
+        except Exception as error:  # noqa: BLE001 - those who wait must hear of a bug too
+            _abandon(group, SparrowError(f"settling failed: {error!r}"))
         else:
             for decision in group:
                 if not decision.future.done():

@@ -19,7 +19,7 @@ from sparrow.broker.positions import Positions
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
-from sparrow.model.errors import InvalidArgument
+from sparrow.model.errors import BrokerClosed, InvalidArgument
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import SubscriptionPolicy, parse_policy
 
@@ -75,9 +75,16 @@ class BrokerSubscription:
             raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
         if not isinstance(timeout_s, int | float) or timeout_s < 0:
             raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
-        courier = self._courier
-        await courier.flush()
-        return await courier.pull(self.consumer, max_messages, timeout_s, self.owner)
+        await self._courier.flush()
+        until_s = self._clock.monotonic_s() + timeout_s
+        while True:
+            courier = self._courier  # A change of the policy puts another one in its place.
+            if courier.is_stopped:
+                raise BrokerClosed("the broker is closed")
+            rest_s = max(0.0, until_s - self._clock.monotonic_s())
+            found = await courier.pull(self.consumer, max_messages, rest_s, self.owner)
+            if found or not courier.is_stopped:
+                return found
 
     async def __aiter__(self) -> AsyncIterator[Delivered]:
         """Messages for ever; settle each of them."""

@@ -466,8 +466,9 @@ class LocalStore:
 
     def _sealed_end(self, stream: StreamId, plan: SealPlan) -> int:
         hot = self._stream(stream)
-        following = [p for p in hot.places_from(hot.first_hot_offset) if p.file_number > plan.last_file]
-        return following[0].base_offset if following else hot.end_offset
+        places = hot.places_from(hot.first_hot_offset)
+        later = (place.base_offset for place in places if place.file_number > plan.last_file)
+        return next(later, hot.end_offset)
 
     def _move_over(self, plan: SealPlan, sealed: Sealed, ends: dict[StreamId, int]) -> None:
         """From here on the lake serves what was sealed."""

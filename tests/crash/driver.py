@@ -57,7 +57,7 @@ KEYS = [f"k{number}" for number in range(40)]
 SINGLES = 8
 _LENGTH = struct.Struct("<I")
 _CHECK_PATIENCE_S = 60.0
-_LIFE_S = 1.0
+_LIFE_S = 0.5
 
 
 def settings(data: Path) -> Settings:
