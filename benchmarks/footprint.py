@@ -6,8 +6,8 @@ The start is a fresh process: from the moment it is spawned, through the interpr
 opening a new data directory and creating a topic, to the receipt of a first durable message. An interpreter
 that does nothing and one that imports pyarrow are timed in turns with it: that part is not Sparrow's.
 
-Memory is VmRSS of a process that holds an open, idle broker: embedded, and ``sparrow up`` two seconds after it
-said that it is up.
+Memory is VmRSS of a process that holds an open, idle broker: embedded, and ``sparrow up``, both two seconds
+after they said that they are open.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ tail. The page cache is warm, as a kill leaves it; the time with a cold one is j
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -93,7 +92,8 @@ def print_openings(
     found = laden[-1].found
     report.say(
         f"  the journal: {found['journal_files']} files, {found['journal_bytes'] / 1e6:,.0f} MB, "
-        f"{found['messages']:,} messages, {found['torn_bytes']:,} torn bytes; the lake: {found['segments']} segments"
+        f"{found['messages']:,} messages, {found['torn_bytes']:,} torn bytes; "
+        f"the lake: {found['segments']} segments"
     )
     plain_s, laden_s = median_s(plain), median_s(laden)
     report.figure("interpreter and imports", statistics.median(each.import_s for each in plain), "s")

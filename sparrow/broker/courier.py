@@ -137,7 +137,7 @@ class Courier:
                 topic = self._services.topics.find(run.stream.topic_id)
                 if topic is None:
                     continue
-                offsets, ids = run.to_offsets(), run.ack_ids()
+                offsets = run.to_offsets()
                 place = 0
                 while place < len(offsets):
                     page = await self._page(run.stream, offsets[place])
@@ -146,8 +146,8 @@ class Courier:
                         self._give_up(run.stream, offsets[place : place + 1])
                         place += 1
                         continue
-                    chosen = slice(place, place + count)
-                    found += deliveries(page.rows(offsets[chosen]), run, topic.name, ids[chosen], owner)
+                    rows = page.rows(offsets[place : place + count])
+                    found += deliveries(rows, run, topic.name, owner)
                     place += count
         except BaseException:
             for run in over.runs:

@@ -8,17 +8,20 @@ from typing import Any
 import pyarrow as pa
 
 from sparrow.kernel.exchange import Run
-from sparrow.model.message import Delivered, Message
+from sparrow.kernel.lease import ack_ids
+from sparrow.model.message import Delivered, Message, StreamId
 from sparrow.store.ports import LogBatch
 
 
-class BatchRows:
+class BatchLot:
     """The columns of a batch, by name and row; times come as whole microseconds."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "partition", "topic", "topic_id")
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, topic: str, stream: StreamId) -> None:
         self._batch = batch
+        self.topic = topic
+        self.topic_id, self.partition = stream
 
     def value(self, column: str, row: int) -> Any:
         found = self._batch.column(column)
@@ -28,46 +31,43 @@ class BatchRows:
         return scalar.value if isinstance(scalar, pa.TimestampScalar) else scalar.as_py()
 
 
+class LeasedLot(BatchLot):
+    """A batch of which a consumer holds some messages; ``owner`` is whom they are settled with."""
+
+    __slots__ = ("_run", "owner")
+
+    def __init__(self, batch: pa.RecordBatch, topic: str, run: Run, owner: Any) -> None:
+        super().__init__(batch, topic, run.stream)
+        self._run = run
+        self.owner = owner
+
+    @property
+    def deadline_us(self) -> int:
+        return self._run.deadline_us
+
+    def attempt(self, offset: int) -> int:
+        return self._run.attempts.get(offset, 1)
+
+    def ack_id(self, offset: int) -> str:
+        return ack_ids(self._run.head, self._run.start_offset, (offset,))[0]
+
+
 def messages(batch: LogBatch, topic: str, limit: int | None = None) -> list[Message]:
     """The messages of a batch, at most ``limit``."""
     rows = batch.batch if limit is None else batch.batch.slice(0, limit)
-    source = BatchRows(rows)
-    topic_id, partition = batch.stream
-    columns = zip(
-        rows.column("offset").to_pylist(),
-        rows.column("data").to_pylist(),
-        _texts(rows.column("key")),
-        range(rows.num_rows),
-        strict=True,
-    )
-    return [
-        Message(topic, topic_id, partition, offset, data, key, 0, source, row)
-        for offset, data, key, row in columns
-    ]
+    lot = BatchLot(rows, topic, batch.stream)
+    return [Message(lot, row, *values) for row, values in enumerate(_values(rows))]
 
 
-def deliveries(
-    rows: pa.RecordBatch, run: Run, topic: str, ack_ids: Sequence[str], owner: Any
-) -> list[Delivered]:
-    """The messages of a leased run; ``owner`` is whom they are settled with."""
-    source = BatchRows(rows)
-    topic_id, partition = run.stream
-    attempts, deadline_us = run.attempts, run.deadline_us
-    columns = zip(
-        rows.column("offset").to_pylist(),
-        rows.column("data").to_pylist(),
-        _texts(rows.column("key")),
-        ack_ids,
-        range(rows.num_rows),
-        strict=True,
-    )
-    return [
-        Delivered(
-            topic, topic_id, partition, offset, data, key, attempts.get(offset, 1), source, row,
-            ack_id, deadline_us, owner,
-        )
-        for offset, data, key, ack_id, row in columns
-    ]  # fmt: skip
+def deliveries(rows: pa.RecordBatch, run: Run, topic: str, owner: Any) -> list[Delivered]:
+    """The messages of a leased run."""
+    lot = LeasedLot(rows, topic, run, owner)
+    return [Delivered(lot, row, *values) for row, values in enumerate(_values(rows))]
+
+
+def _values(rows: pa.RecordBatch) -> Any:
+    offsets, data = rows.column("offset").to_pylist(), rows.column("data").to_pylist()
+    return zip(offsets, data, _texts(rows.column("key")), strict=True)
 
 
 def _texts(column: Any) -> Sequence[str | None]:

@@ -129,67 +129,58 @@ class Run(NamedTuple):
     is_duplicate: bool = False
 
 
-class Rows(Protocol):
-    """Where a message's less used values are fetched from when somebody asks."""
+class Lot(Protocol):
+    """What the messages of one batch share, and where their less used values are fetched from."""
+
+    topic: str
+    topic_id: int
+    partition: int
 
     def value(self, column: str, row: int) -> Any: ...
 
 
 class Message:
-    """A message as it is handed over. ``attempt`` counts hand-overs from 1; 0 when it was only read.
+    """A message as it was read.
 
     Data and key are there at once; everything else is taken from the batch it came in when it is asked
     for, because most programs look at little of it.
     """
 
-    __slots__ = (
-        "_row",
-        "_rows",
-        "attempt",
-        "data",
-        "key",
-        "offset",
-        "partition",
-        "topic",
-        "topic_id",
-    )
+    __slots__ = ("_lot", "_row", "data", "key", "offset")
 
-    def __init__(
-        self,
-        topic: str,
-        topic_id: int,
-        partition: int,
-        offset: int,
-        data: bytes | None,
-        key: str | None,
-        attempt: int,
-        rows: Rows,
-        row: int,
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
+    def __init__(self, lot: Any, row: int, offset: int, data: bytes | None, key: str | None) -> None:
+        self._lot = lot
+        self._row = row
         self.offset = offset
         self.data = data
         self.key = key
-        self.attempt = attempt
-        self._rows = rows
-        self._row = row
+
+    @property
+    def topic(self) -> str:
+        return str(self._lot.topic)
+
+    @property
+    def topic_id(self) -> int:
+        return int(self._lot.topic_id)
+
+    @property
+    def partition(self) -> int:
+        return int(self._lot.partition)
 
     @property
     def id(self) -> str:
         """The id under which the message was first stored; it survives dead-lettering and replay."""
-        original: str | None = self._rows.value("original_id", self._row)
-        return original or f"{self.topic_id}-{self.partition}-{self.offset}"
+        original: str | None = self._lot.value("original_id", self._row)
+        return original or f"{self._lot.topic_id}-{self._lot.partition}-{self.offset}"
 
     @property
     def attributes(self) -> dict[str, str]:
-        return dict(self._rows.value("attributes", self._row) or ())
+        return dict(self._lot.value("attributes", self._row) or ())
 
     @property
     def publish_time_us(self) -> int:
         """When the broker took the message, in microseconds since 1970."""
-        return int(self._rows.value("publish_time", self._row))
+        return int(self._lot.value("publish_time", self._row))
 
     @property
     def publish_time(self) -> datetime:
@@ -208,28 +199,28 @@ class Message:
 
     @property
     def priority(self) -> int:
-        return self._rows.value("priority", self._row) or 0
+        return self._lot.value("priority", self._row) or 0
 
     @property
     def ttl_s(self) -> float | None:
         """Seconds after its publish time for which the message is worth delivering."""
-        ttl_ms: int | None = self._rows.value("ttl_ms", self._row)
+        ttl_ms: int | None = self._lot.value("ttl_ms", self._row)
         return None if ttl_ms is None else ttl_ms / 1000
 
     @property
     def idempotency_key(self) -> str | None:
-        key: str | None = self._rows.value("idempotency_key", self._row)
+        key: str | None = self._lot.value("idempotency_key", self._row)
         return key
 
     @property
     def producer_id(self) -> int | None:
-        found: int | None = self._rows.value("producer_id", self._row)
+        found: int | None = self._lot.value("producer_id", self._row)
         return found
 
     @property
     def sequence(self) -> int | None:
         """The producer's sequence of this message."""
-        found: int | None = self._rows.value("sequence", self._row)
+        found: int | None = self._lot.value("sequence", self._row)
         return found
 
     @property
@@ -238,7 +229,7 @@ class Message:
         return self.data is None
 
     def _moment(self, column: str) -> datetime | None:
-        time_us: int | None = self._rows.value(column, self._row)
+        time_us: int | None = self._lot.value(column, self._row)
         return None if time_us is None else from_us(time_us)
 
     def __repr__(self) -> str:
@@ -253,48 +244,35 @@ class Delivered(Message):
     The three verbs are those of the subscription it came from: awaitable with asyncio, blocking otherwise.
     """
 
-    __slots__ = ("_owner", "ack_id", "deadline_us")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        topic: str,
-        topic_id: int,
-        partition: int,
-        offset: int,
-        data: bytes | None,
-        key: str | None,
-        attempt: int,
-        rows: Rows,
-        row: int,
-        ack_id: str,
-        deadline_us: int,
-        owner: Any,
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
-        self.offset = offset
-        self.data = data
-        self.key = key
-        self.attempt = attempt
-        self._rows = rows
-        self._row = row
-        self.ack_id = ack_id
-        self.deadline_us = deadline_us
-        self._owner = owner
+    @property
+    def attempt(self) -> int:
+        """Hand-overs of this message to this subscription, this one included."""
+        return int(self._lot.attempt(self.offset))
+
+    @property
+    def ack_id(self) -> str:
+        """Names this hand-over; good for settling from elsewhere."""
+        return str(self._lot.ack_id(self.offset))
+
+    @property
+    def deadline_us(self) -> int:
+        """When the message counts as failed, unless it is settled or extended before."""
+        return int(self._lot.deadline_us)
 
     def ack(self) -> Any:
         """The work is done; the message is not delivered to this subscription again."""
-        return self._owner.ack([self])
+        return self._lot.owner.ack([self])
 
     def nack(self, *, delay_s: float | None = None, reason: str = "", retry: bool = True) -> Any:
         """The work failed: delivered again after the backoff or ``delay_s``; with ``retry=False`` it goes
         to the dead letters at once."""
-        return self._owner.nack([self], delay_s=delay_s, reason=reason, retry=retry)
+        return self._lot.owner.nack([self], delay_s=delay_s, reason=reason, retry=retry)
 
     def extend(self, seconds: float) -> Any:
         """The work takes longer: the deadline is now ``seconds`` away."""
-        return self._owner.extend([self], seconds)
+        return self._lot.owner.extend([self], seconds)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -255,7 +255,14 @@ class LocalStore:
                 if segment.first_time_us >= time_us:
                     return segment.first_offset
                 path = self._path(segment)
-                return int(await self._in(self._read_thread, self._segment_offset_at, segment, path, time_us))
+                try:
+                    return int(
+                        await self._in(self._read_thread, self._segment_offset_at, segment, path, time_us)
+                    )
+                except DataDamaged:
+                    if self._index.find(stream, segment.first_offset) is segment:
+                        raise
+                    return await self.offset_at(stream, time_us)  # Retention took it meanwhile.
         for place in hot.places_from(hot.first_hot_offset):
             header = self._journal.files[place.file_number].header(place.position)
             if header.publish_time_us >= time_us:
@@ -354,9 +361,13 @@ class LocalStore:
     async def delete_topic(self, topic: Topic) -> None:
         async with self._keeping:
             await self._in_catalog(self._catalog.delete_topic, topic.id)
+            streams = [StreamId(topic.id, partition) for partition in range(topic.partitions)]
+            paths = [self._path(segment) for stream in streams for segment in self._index.of(stream)]
             del self._topics[topic.id]
             self._hot.forget_topic(topic.id)
             self._index.forget_topic(topic.id)
+            # A new topic of the name will use the same paths.
+            await self._in(self._read_thread, self._forget_segments, paths)
             await self._in_catalog(self._directory.remove_topic, self._directory.topic(topic.name))
 
     def subscriptions(self) -> list[SubscriptionRow]:
@@ -497,7 +508,13 @@ class LocalStore:
     async def drop(self, segments: Sequence[SegmentInfo]) -> None:
         async with self._keeping:
             chosen = [self._index.find(info.stream, info.first_offset) for info in segments]
-            doomed = [segment for segment in chosen if segment is not None]
+            doomed = [
+                segment
+                for segment, info in zip(chosen, segments, strict=True)
+                if segment is not None and segment.first_offset == info.first_offset
+            ]  # One that is gone already must not cost the next its life.
+            if not doomed:
+                return
             starts = self._starts_after(doomed)
             await self._in_catalog(self._catalog.drop_segments, [segment.key for segment in doomed], starts)
             paths = [self._path(segment) for segment in doomed]
@@ -514,9 +531,13 @@ class LocalStore:
         return starts
 
     def _remove_segments(self, paths: Sequence[Path]) -> None:
+        self._forget_segments(paths)
+        for path in paths:
+            self._disk.remove(path)
+
+    def _forget_segments(self, paths: Sequence[Path]) -> None:
         for path in paths:
             self._cache.forget(path)
-            self._disk.remove(path)
 
     async def _in(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)

@@ -126,6 +126,8 @@ def test_receipts_say_how_many_they_are_and_of_what() -> None:
 class Values:
     """The columns of one message."""
 
+    topic, topic_id, partition = "orders", 7, 1
+
     def __init__(self, **values: Any) -> None:
         self._values = values
 
@@ -135,7 +137,7 @@ class Values:
 
 
 def message(data: bytes | None = b"abc", key: str | None = None, **values: Any) -> Message:
-    return Message("orders", 7, 1, 42, data, key, 1, Values(**values), 0)
+    return Message(Values(**values), 0, 42, data, key)
 
 
 def test_a_message_is_known_by_its_place() -> None:

@@ -1,0 +1,58 @@
+"""The benchmarks run to their end and judge every promise. How fast is for a quiet machine to say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT, BROKEN = 0, 1
+
+PROMISES = {
+    "journal": {
+        "ratio to raw with the same bytes a sync",
+        "ratio to one topic",
+        "single durable publishes",
+    },
+    "recovery": {
+        "open after a kill",
+        "open after a kill, page cache cold",
+        "what sealed messages add",
+    },
+    "sealing": {
+        "sealing",
+        "publishing beside sealing to without",
+        "growth of the backlog, share of publishing",
+        "lake to journal, random bytes",
+        "lake to journal, JSON",
+    },
+    "read": {"warm", "first batch, p99"},
+    "footprint": {
+        "spawn to first durable receipt",
+        "resident, embedded and idle",
+        "resident, sparrow up and idle",
+    },
+}
+
+
+@pytest.mark.parametrize("benchmark", PROMISES)
+def test_benchmark_judges_each_of_its_promises_and_leaves_nothing_behind(
+    benchmark: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{benchmark}", "--quick", "--json", "--data", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode in (KEPT, BROKEN), done.stderr
+    report = json.loads(done.stdout)
+    assert {promise["name"] for promise in report["promises"]} == PROMISES[benchmark]
+    assert report["is_kept"] == (done.returncode == KEPT)
+    assert {"cores", "load", "file_system"} <= set(report["settings"])
+    assert list(tmp_path.iterdir()) == []
