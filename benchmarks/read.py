@@ -9,7 +9,8 @@
    page that the broker has mapped cannot be forgotten again: every byte is read cold once.
 2. The first batch at a random offset of sealed segments of the default size, half of them random bytes, half
    orders as JSON. Every sample has a broker of its own, so no reader and no decoded row group is there, and
-   the kernel was told to forget the file. pyarrow reads the same row group of the same forgotten file in turns.
+   the kernel was told to forget the file. pyarrow reads the same row group of the same file, forgotten again,
+   in turns.
 3. A scan of all sealed segments, and pyarrow's own read of the same files, one thread each.
 
 A figure is called cold only when the kernel's own count says that the bytes came from the device; that count

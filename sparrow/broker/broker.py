@@ -32,13 +32,12 @@ from sparrow.broker.topics import Topics
 from sparrow.broker.tracing import Tracer
 from sparrow.kernel.snapshot import Snapshot
 from sparrow.kernel.trace import Trace
-from sparrow.model.errors import BrokerClosed, InvalidArgument, InvalidName, TopicInUse
+from sparrow.model.errors import BrokerClosed, InvalidArgument, InvalidName, SubscriptionNotFound, TopicInUse
 from sparrow.model.health import Health
 from sparrow.model.message import Message, Receipt, Receipts, StreamId, to_us
 from sparrow.model.names import parse_producer, parse_subscription
 from sparrow.model.settings import Settings
 from sparrow.model.subscription import Subscription
-from sparrow.model.subscription import parse_policy as parse_subscription_policy
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
 from sparrow.store.local import LocalStore
@@ -158,7 +157,7 @@ class Broker:
         """Deletes a topic and its messages; one that subscriptions name needs ``force``."""
         self._check_open()
         topic = self._topics.get(name)
-        users = self._subscriptions.users_of(topic)
+        users = [user for user in self._subscriptions.users_of(topic) if not user.endswith(HIDDEN)]
         if users and not force:
             raise TopicInUse(f"{name!r} is used by {', '.join(users[:5])}", subscriptions=users)
         await self._topics.delete(topic)
@@ -247,7 +246,7 @@ class Broker:
         self._check_open()
         if parse_subscription(name).endswith(HIDDEN):
             raise InvalidName(f"a subscription name must not end in {HIDDEN!r}")
-        chosen = parse_subscription_policy(policy)
+        _, _, chosen = self._subscriptions.check(name, pattern, start, policy)
         await self._dead_letters.prepare(name, chosen, pattern)
         _, is_new = await self._subscriptions.create(name, pattern, start, policy)
         if is_new:
@@ -256,7 +255,10 @@ class Broker:
 
     async def subscription(self, name: str) -> BrokerSubscription:
         """Takes hold of a subscription that exists."""
-        return self._handle(self._subscriptions.get(name).subscription.name)
+        courier = self._subscriptions.get(name)
+        if courier.subscription.name.endswith(HIDDEN):
+            raise SubscriptionNotFound(f"there is no subscription {name!r}")
+        return self._handle(courier.subscription.name)
 
     async def subscriptions(self) -> list[Subscription]:
         """All subscriptions, by name."""
@@ -276,7 +278,7 @@ class Broker:
 
     async def dead_letters(self, subscription: str) -> DeadLetterBox:
         """What a subscription could not deliver."""
-        return self._handle(self._subscriptions.get(subscription).subscription.name).dead_letters
+        return (await self.subscription(subscription)).dead_letters
 
     def _handle(self, name: str) -> BrokerSubscription:
         self._consumers += 1

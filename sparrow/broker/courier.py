@@ -69,6 +69,7 @@ class Courier:
         "skipped",
         "streams",
         "subscription",
+        "successor",
     )
 
     def __init__(
@@ -82,6 +83,8 @@ class Courier:
         self.is_dirty = False
         """Whether facts were applied since the last checkpoint."""
         self.is_stopped = False
+        self.successor: Courier | None = None
+        """Who took over; facts that were on their way then are its business."""
         self.is_moving = False
         """Whether dead letters are being moved."""
         self.skipped = 0
@@ -286,6 +289,9 @@ class Courier:
 
     def apply(self, facts: Sequence[Fact], lsn: int) -> None:
         """The facts are in the log."""
+        if self.successor is not None:
+            self.successor.apply(facts, lsn)
+            return
         for fact in facts:
             self.delivery.apply(fact)
         self.as_of = lsn

@@ -150,6 +150,9 @@ class DeadLetters:
             courier.set_timer()
         finally:
             courier.is_moving = False
+            if courier.successor is not None:
+                courier.successor.is_moving = False
+                self.move(courier.successor)
 
     async def _move_some(self, courier: Courier, dues: list[DeadLetterDue]) -> None:
         """The copies and the facts go into the log as one chain."""
@@ -207,8 +210,10 @@ class DeadLetters:
 
     async def find(self, courier: Courier, limit: int, selection: dict[str, Any]) -> list[DeadLetter]:
         """Open dead letters, oldest first."""
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise InvalidArgument(f"limit must be a whole number from 1, not {limit!r}")
         found = []
-        async for _, _, letter in self.selected(courier, parse_selection(selection)):
+        async for _, _, letter in self.selected(courier, parse_selection(selection), with_loops=True):
             found.append(letter)
             if len(found) >= limit:
                 break
@@ -244,12 +249,13 @@ class DeadLetters:
     # The open letters.
 
     def hidden(self, courier: Courier) -> Courier:
-        if courier.subscription.policy.dead_letter_topic is None:
+        found = self._subscriptions.peek(courier.subscription.name + HIDDEN)
+        if found is None:
             raise PreconditionFailed(
                 f"the subscription {courier.subscription.name!r} has no dead-letter topic",
                 hint="Set dead_letter_topic with update.",
             )
-        return self._subscriptions.get(courier.subscription.name + HIDDEN)
+        return found
 
     async def selected(
         self,
@@ -270,8 +276,9 @@ class DeadLetters:
                 hidden, courier.subscription.name, one, start, end, chosen
             ):
                 attributes = letter.message.attributes
-                is_taken = selection.takes(attributes, letter.dead_at_us)
-                if is_taken or (with_loops and not selection.ids and letter.is_loop):
+                if with_loops:
+                    attributes.pop(PREFIX + "loop", None)
+                if selection.takes(attributes, letter.dead_at_us):
                     yield one, offset, letter
                     count += 1
                     if limit is not None and count >= limit:

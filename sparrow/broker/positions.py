@@ -12,12 +12,13 @@ from sparrow.broker.topics import Topics
 from sparrow.kernel.cursor import Cursor
 from sparrow.kernel.exchange import total
 from sparrow.kernel.snapshot import Snapshot
-from sparrow.model.errors import InvalidArgument, OffsetOutOfRange, SnapshotNotFound
+from sparrow.model.errors import AlreadyExists, InvalidArgument, OffsetOutOfRange, SnapshotNotFound
 from sparrow.model.message import StreamId
 from sparrow.model.names import parse_subscription
 from sparrow.store.ports import Store
 
 _KIND = "snapshot"
+TTL_S_MAX = 366 * 86_400
 
 
 class Positions:
@@ -52,7 +53,7 @@ class Positions:
         }
 
     def _place(self, key: Any) -> StreamId:
-        topic, partition = key if isinstance(key, tuple) else (key, 0)
+        topic, partition = key if isinstance(key, tuple) and len(key) == 2 else (key, 0)
         return self._topics.stream(topic, partition)[1]
 
     def _checked(self, stream: StreamId, offset: Any) -> int:
@@ -67,6 +68,8 @@ class Positions:
 
     async def commit(self, courier: Courier, topic: str, partition: int, offset: int) -> None:
         """Everything below the offset is done."""
+        if not isinstance(offset, int) or isinstance(offset, bool):
+            raise InvalidArgument(f"an offset is a whole number, not {offset!r}")
         stream = self._topics.stream(topic, partition)[1]
         end = self._store.bounds(stream).end_offset
         decided = courier.delivery.commit(stream, offset, end)
@@ -79,8 +82,13 @@ class Positions:
         name = parse_subscription(name)
         if name in ("earliest", "latest"):
             raise InvalidArgument(f"{name!r} is a position, not a name for a snapshot")
-        if not isinstance(ttl_s, int | float) or ttl_s <= 0:
-            raise InvalidArgument(f"ttl_s must be positive, not {ttl_s!r}")
+        if not isinstance(ttl_s, int | float) or not 0 < ttl_s <= TTL_S_MAX:
+            raise InvalidArgument(f"ttl_s must be above 0 to {TTL_S_MAX:,}, not {ttl_s!r}")
+        await self.expire()
+        if name in self._snapshots:
+            raise AlreadyExists(
+                f"the snapshot {name!r} exists", hint="Pick another name, or delete_snapshot first."
+            )
         now_us = self._clock.now_us()
         snapshot = Snapshot.of(courier.delivery, name, now_us, now_us + int(ttl_s * 1_000_000))
         await self._store.put_document(_KIND, name, snapshot.to_bytes())

@@ -7,6 +7,7 @@ and moves the job's position in one entry of the journal, so a crash repeats and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from pyroaring import BitMap64
@@ -25,11 +26,13 @@ from sparrow.kernel.deadletter import PREFIX
 from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import parse_filter
 from sparrow.kernel.replay import ReplayJob, ReplayStatus, original_of, parse_selection
-from sparrow.model.errors import SparrowError
+from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.message import StreamId
 from sparrow.store.ports import BatchDraft, Store
 
 _STEP = 100
+_TICK_S = 0.1
+"""A slow replay gives letters back evenly, in small portions, not a hundred at once."""
 
 
 class ReplayJobs:
@@ -54,6 +57,7 @@ class ReplayJobs:
         self._new_id = new_id
         self._log = logs.get("replays")
         self._running: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._aborted: dict[tuple[int, str], asyncio.Event] = {}
 
     async def start(
         self, courier: Courier, selection: dict[str, object], rate_per_s: float, dry_run: bool
@@ -61,6 +65,8 @@ class ReplayJobs:
         """Starts a replay of what is open now; a dry run only counts."""
         chosen = parse_selection(selection)
         parse_filter(chosen.filter)
+        if not isinstance(rate_per_s, int | float):
+            raise InvalidArgument(f"rate_per_s must be a number, not {rate_per_s!r}")
         hidden = self._letters.hidden(courier)
         count = 0
         async for _ in self._letters.selected(courier, chosen):
@@ -84,6 +90,7 @@ class ReplayJobs:
     def resume(self) -> None:
         """Goes on with what a crash interrupted."""
         for courier in self._subscriptions:
+            self._letters.move(courier)
             for job in courier.delivery.replays.jobs.values():
                 if job.status is ReplayStatus.RUNNING:
                     self._run_job(courier, job.replay_id)
@@ -101,14 +108,17 @@ class ReplayJobs:
     async def abort(self, courier: Courier, replay_id: str) -> ReplayJob:
         replays = courier.delivery.replays
         await courier.journal(replays.move(replay_id, ReplayStatus.ABORTED, self._clock.now_us()))
+        aborted = self._aborted.get((courier.subscription.id, replay_id))
+        if aborted is not None:
+            aborted.set()
         await self.wait(courier, replay_id)
         return replays.get(replay_id)
 
     def _run_job(self, courier: Courier, replay_id: str) -> None:
         key = (courier.subscription.id, replay_id)
         task = asyncio.get_running_loop().create_task(self._run(courier.subscription.name, replay_id))
-        self._running[key] = task
-        task.add_done_callback(lambda _: self._running.pop(key, None))
+        self._running[key], self._aborted[key] = task, asyncio.Event()
+        task.add_done_callback(lambda _: (self._running.pop(key, None), self._aborted.pop(key, None)))
 
     async def _run(self, name: str, replay_id: str) -> None:
         try:
@@ -117,6 +127,8 @@ class ReplayJobs:
         except SparrowError as error:
             self._log.error("replay-failed", str(error), subscription=name, replay_id=replay_id)
             courier = self._subscriptions.get(name)
+            if courier.delivery.replays.get(replay_id).status is not ReplayStatus.RUNNING:
+                return  # It was aborted while a step was under way.
             decided = courier.delivery.replays.move(
                 replay_id, ReplayStatus.FAILED, self._clock.now_us(), str(error)
             )
@@ -133,16 +145,19 @@ class ReplayJobs:
             await courier.journal(replays.move(replay_id, ReplayStatus.COMPLETED, self._clock.now_us()))
             return False
         stream, position, end = span
+        step = max(1, min(_STEP, int(job.rate_per_s * _TICK_S)))
         letters = [
             (offset, letter)
             async for _, offset, letter in self._letters.selected(
-                courier, job.selection, stream, position, end, limit=_STEP
+                courier, job.selection, stream, position, end, limit=step
             )
         ]
-        reached = letters[-1][0] + 1 if len(letters) == _STEP else end
+        reached = letters[-1][0] + 1 if len(letters) == step else end
         await self._give_back(courier, replay_id, stream, reached, letters)
         if letters:
-            await asyncio.sleep(len(letters) / job.rate_per_s)
+            aborted = self._aborted[courier.subscription.id, replay_id]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(aborted.wait(), len(letters) / job.rate_per_s)
         return True
 
     async def _give_back(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -19,12 +20,13 @@ from sparrow.broker.positions import Positions
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
-from sparrow.model.errors import BrokerClosed, InvalidArgument
+from sparrow.kernel.filter import parse_filter
+from sparrow.model.errors import BrokerClosed, InvalidAckId, InvalidArgument
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import SubscriptionPolicy, parse_policy
 
 PULL_MAX = 100_000
-Target = Iterable[Delivered | str]
+Target = Iterable[Delivered | str] | Delivered
 
 
 class BrokerSubscription:
@@ -73,8 +75,8 @@ class BrokerSubscription:
         """Up to ``max_messages``, waiting up to ``timeout_s`` for the first; an empty list after that."""
         if not isinstance(max_messages, int) or not 1 <= max_messages <= PULL_MAX:
             raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
-        if not isinstance(timeout_s, int | float) or timeout_s < 0:
-            raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
+        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
+            raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
         await self._courier.flush()
         until_s = self._clock.monotonic_s() + timeout_s
         while True:
@@ -138,6 +140,8 @@ class BrokerSubscription:
         wait: bool = False,
     ) -> None:
         """The work failed; see ``Delivered.nack``."""
+        if delay_s is not None:
+            _check_number("delay_s", delay_s)
         decided = self._courier.delivery.nack(
             _ids(messages),
             self._clock.now_us(),
@@ -150,6 +154,7 @@ class BrokerSubscription:
 
     async def extend(self, messages: Target, seconds: float) -> None:
         """More time for the work, counted from now."""
+        _check_number("seconds", seconds)
         courier = self._courier
         settled = courier.delivery.extend(_ids(messages), seconds, self._clock.now_us())
         courier.set_timer()
@@ -201,6 +206,7 @@ class BrokerSubscription:
     async def update(self, **policy: Any) -> None:
         """Changes options. Leases end; what is not acked is judged by the new filter."""
         changed = parse_policy(policy, self.policy)
+        parse_filter(changed.filter)
         await self._dead_letters.prepare(self.name, changed, self.pattern)
         await self._subscriptions.update(self.name, policy)
 
@@ -276,9 +282,24 @@ class DeadLetterBox:
 
 
 def _ids(messages: Target) -> list[str]:
-    if isinstance(messages, str):
-        return [messages]
-    return [message if isinstance(message, str) else message.ack_id for message in messages]
+    if isinstance(messages, str | Delivered):
+        messages = [messages]
+    if not isinstance(messages, Iterable):
+        raise InvalidAckId(f"messages or their ack ids are settled, not {messages!r}")
+    return [_id(message) for message in messages]
+
+
+def _id(message: object) -> str:
+    if isinstance(message, Delivered):
+        return message.ack_id
+    if not isinstance(message, str):
+        raise InvalidAckId(f"a message or its ack id is settled, not {message!r}")
+    return message
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be a number, not {value!r}")
 
 
 def _complain(refused: list[Refusal]) -> None:

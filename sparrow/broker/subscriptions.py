@@ -7,6 +7,8 @@ a topic or a subscription and attaching it is mended at the next start, by the t
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from sparrow.kernel.delivery import Delivery
 from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import parse_filter
 from sparrow.kernel.filterset import FilterSet
+from sparrow.kernel.lease import SESSION_MAX
 from sparrow.kernel.pattern import Pattern, parse_pattern
 from sparrow.kernel.router import Router
 from sparrow.model.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound
@@ -48,6 +51,7 @@ class Subscriptions:
         self._filters: dict[int, FilterSet] = {}
         self._filtered: dict[int, set[int]] = {}
         self._router = Router()
+        self._creating = asyncio.Lock()
 
     def start(self, services: Services) -> None:
         self._services = services
@@ -142,26 +146,41 @@ class Subscriptions:
         self, name: object, pattern: object, start: object, options: dict[str, Any]
     ) -> tuple[Courier, bool]:
         """A new subscription; the one that exists, when it is the same. True when it is new."""
+        async with self._creating:
+            name, parsed, policy = self.check(name, pattern, start, options)
+            existing = self._by_name.get(name)
+            if existing is not None:
+                return existing, False
+            positions = await self._positions(parsed, start)
+            now_us = self._clock.now_us()
+            row = SubscriptionRow(0, name, str(parsed), msgspec.json.encode(policy), now_us)
+            created = await self._store.create_subscription(row)
+            courier = self._courier(_from_row(created))
+            self._keep(courier)
+            for topic in self._matching(parsed):  # A topic may have been created meanwhile.
+                for stream in topic.streams:
+                    positions.setdefault(stream, 0)
+            attached = [f for stream, at in positions.items() for f in courier.delivery.attach(stream, at)]
+            if attached:
+                await courier.journal(attached)
+            self._track_streams(courier)
+            return courier, True
+
+    def check(
+        self, name: object, pattern: object, start: object, options: dict[str, Any]
+    ) -> tuple[str, Pattern, SubscriptionPolicy]:
+        """What is asked for, in its parts; refuses it before anything has changed."""
         name, parsed = parse_subscription(name), parse_pattern(pattern)
         policy = parse_policy(options)
         parse_filter(policy.filter)
+        if start not in ("earliest", "latest"):
+            _moment_us(start)
         existing = self._by_name.get(name)
         if existing is not None:
             held = existing.subscription
-            if held.pattern == str(parsed) and held.policy == policy:
-                return existing, False
-            raise SubscriptionExists(f"the subscription {name!r} exists with other settings")
-        positions = await self._positions(parsed, start)
-        now_us = self._clock.now_us()
-        row = SubscriptionRow(0, name, str(parsed), msgspec.json.encode(policy), now_us)
-        created = await self._store.create_subscription(row)
-        courier = self._courier(_from_row(created))
-        self._keep(courier)
-        attached = [f for stream, at in positions.items() for f in courier.delivery.attach(stream, at)]
-        if attached:
-            await courier.journal(attached)
-        self._track_streams(courier)
-        return courier, True
+            if held.pattern != str(parsed) or held.policy != policy:
+                raise SubscriptionExists(f"the subscription {name!r} exists with other settings")
+        return name, parsed, policy
 
     async def update(self, name: object, options: dict[str, Any]) -> Courier:
         """Changes the policy. What is not acked is judged anew; leases end."""
@@ -185,12 +204,17 @@ class Subscriptions:
     async def _replace(self, before: Courier, changed: Subscription) -> Courier:
         await self._store.update_subscription(_to_row(changed))
         self._forget(before)
+        # Ack ids of the leases that end here must not name new ones.
+        self._session = (self._session + 1) & SESSION_MAX
         courier = self._courier(changed)
         courier.delivery.restore(before.delivery.checkpoint())
         courier.as_of, courier.is_dirty = before.as_of, True
         self._keep(courier)
         self._track_streams(courier)
+        before.successor, courier.is_moving = courier, before.is_moving
         before.stop()
+        assert self._services is not None
+        self._services.move_dead_letters(courier)
         return courier
 
     async def delete(self, name: object) -> None:
@@ -240,9 +264,7 @@ class Subscriptions:
             return bounds.end_offset
         if start == "earliest":
             return bounds.start_offset
-        if isinstance(start, str) or start is None:
-            raise InvalidArgument(f"start is 'earliest', 'latest' or a time, not {start!r}")
-        return await self._store.offset_at(stream, to_us(start))
+        return await self._store.offset_at(stream, _moment_us(start))
 
     def _matching(self, pattern: Pattern) -> list[Topic]:
         return [topic for topic in self._topics if pattern.matches(topic.name)]
@@ -323,6 +345,12 @@ class Subscriptions:
         self._filtered[courier.subscription.id] = topics
         if not topics:
             del self._filtered[courier.subscription.id]
+
+
+def _moment_us(start: object) -> int:
+    if isinstance(start, str) or start is None or (isinstance(start, float) and not math.isfinite(start)):
+        raise InvalidArgument(f"a position is 'earliest', 'latest' or a time, not {start!r}")
+    return to_us(start)
 
 
 def _from_row(row: SubscriptionRow) -> Subscription:

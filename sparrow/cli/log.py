@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import cleandoc
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -415,3 +416,14 @@ def _until(first_time_us: int, last_time_us: int) -> str:
     """The end of a stretch of time; without its date when that is the date of the start."""
     first, last = _time(first_time_us)[:19], _time(last_time_us)[:19]
     return last[11:] if first[:10] == last[:10] else last
+
+
+def _reflow(text: str) -> str:
+    """A docstring with each paragraph on one line: the help page breaks lines where the terminal ends."""
+    paragraphs = cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+for _command in app.registered_commands:
+    assert _command.callback is not None
+    _command.help = _reflow(_command.callback.__doc__ or "")

@@ -88,6 +88,10 @@ class Parked:
     def clear(self, stream: StreamId) -> None:
         self._places.pop(stream, None)
 
+    def offsets(self, stream: StreamId) -> BitMap64:
+        """The parked messages of a stream."""
+        return BitMap64(self._places.get(stream, ()))
+
     def reason(self, stream: StreamId, offset: int) -> str | None:
         """Why a message is parked, if it is."""
         place = self._places.get(stream, {}).get(offset)

@@ -593,8 +593,8 @@ class Delivery:
                 continue
             track = self._ledger.tracks[fact.stream]
             ended = track.unskip(track.end_settling(fact.offsets))
-            if not ended:
-                continue
+            if self._parked is not None:
+                ended = ended - self._parked.offsets(fact.stream)
             pool = self._open_pool()
             if isinstance(fact, facts.MessagesExpired):
                 pool.expired.setdefault(fact.stream, BitMap64()).update(ended)

@@ -254,10 +254,12 @@ class Pool:
 
     def reinstate(self, track: Track, offsets: BitMap64) -> None:
         """What was being decided will not be: back to where they were before."""
+        expired = self.expired.get(track.stream, ())
         back = BitMap64(
             offset
             for offset in to_list(offsets)
-            if self.waits.due_at_us(track.stream, offset) is None
+            if offset not in expired
+            and self.waits.due_at_us(track.stream, offset) is None
             and not self.dependencies.missing((track.stream, offset))
         )
         self.release(track, back)

@@ -107,6 +107,14 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="Longest time that bytes of topics without durable receipts stay unsynced.",
         ),
     ] = 1.0
+    unsealed_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * MIB,
+            le=1024 * GIB,
+            description="Bytes of finished files above which publishers wait for the sealing to catch up.",
+        ),
+    ] = 8 * GIB
     on_damage: Annotated[
         Literal["skip", "halt"],
         Meta(description="Whether recovery skips and reports a damaged batch, or refuses to start."),

@@ -11,6 +11,8 @@ the rest hot. Both sides move in one step on the loop, so no message is seen twi
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +23,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparrow.model.errors import DataDamaged, OffsetOutOfRange, SparrowError, StorageError, TopicNotFound
+from sparrow.model.errors import (
+    Backlogged,
+    DataDamaged,
+    OffsetOutOfRange,
+    SparrowError,
+    StorageError,
+    TopicNotFound,
+)
 from sparrow.model.message import StreamId
 from sparrow.model.segment import SegmentInfo
 from sparrow.model.settings import JournalSettings, LakeSettings
@@ -37,6 +46,7 @@ from sparrow.store.journalfile import JournalFile
 from sparrow.store.lake import GroupCache
 from sparrow.store.opening import Opened, open_directory
 from sparrow.store.ports import (
+    BatchDraft,
     Bounds,
     Commit,
     Damage,
@@ -52,6 +62,8 @@ from sparrow.store.segments import SegmentIndex
 _CACHE_BYTES = 32 * 1024 * 1024  # decoded row groups: eight of the default size
 _CACHE_READERS = 64
 _SEAL_FILES_MAX = 8
+_SEALING_WAIT_S = 30.0
+_SEALING_NICENESS = 10  # a tenth of the share of a thread of normal priority, when both want a core
 
 
 class LocalStore:
@@ -80,9 +92,13 @@ class LocalStore:
         self._catalog_version = opened.catalog.version
         self._catalog_thread = catalog_thread
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-lake")
-        self._seal_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-seal")
+        self._seal_thread = ThreadPoolExecutor(1, "sparrow-seal", initializer=_stand_back)
         self._keeping = asyncio.Lock()
         self._is_file_finished = asyncio.Event()
+        self._is_sealed = asyncio.Event()
+        self._unsealed_bytes_max = journal.unsealed_bytes_max
+        self._finished_bytes = 0
+        """What is finished and not sealed, as of the last change."""
         self._background: set[asyncio.Task[Any]] = set()
         self._journal = Journal(
             disk=disk,
@@ -166,7 +182,22 @@ class LocalStore:
     # The log.
 
     async def append(self, chain: Sequence[Draft], durability: Durability, on_commit: OnCommit) -> Commit:
+        if self._finished_bytes > self._unsealed_bytes_max and isinstance(chain[0], BatchDraft):
+            await self._wait_for_sealing()
         return await self._journal.append(chain, durability, on_commit)
+
+    async def _wait_for_sealing(self) -> None:
+        """Publishers that outrun the sealing wait for it, so that the journal cannot fill the disk."""
+        try:
+            async with asyncio.timeout(_SEALING_WAIT_S):
+                while self._finished_bytes > self._unsealed_bytes_max:
+                    self._is_sealed.clear()
+                    await self._is_sealed.wait()
+        except TimeoutError:
+            raise Backlogged(
+                f"{self._finished_bytes} bytes wait to be sealed; {self._unsealed_bytes_max} are allowed",
+                hint="See the health report: sealing is slower than the publishers, or it fails.",
+            ) from None
 
     def bounds(self, stream: StreamId) -> Bounds:
         hot = self._stream(stream)
@@ -413,6 +444,7 @@ class LocalStore:
 
     def _remember_newest(self, number: int) -> None:
         """Keeps the newest file's number in the catalog, so that its loss would be noticed."""
+        self._finished_bytes = self.finished_bytes()
         self._is_file_finished.set()
         self._spawn(self.put_document("journal", "newest", str(number).encode()))
 
@@ -490,6 +522,8 @@ class LocalStore:
         for number in plan.files:
             self._journal.forget(plan.files[number])
         self._damages.extend(sealed.damages)
+        self._finished_bytes = self.finished_bytes()
+        self._is_sealed.set()
 
     def _remove_files(self, files: Sequence[JournalFile]) -> None:
         for file in files:
@@ -541,6 +575,12 @@ class LocalStore:
 
     async def _in(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+
+
+def _stand_back() -> None:
+    """Sealing takes the processor time that publishing and delivery leave over."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SEALING_NICENESS)
 
 
 def _from_offset(table: pa.RecordBatch, first_offset: int, offset: int) -> pa.RecordBatch:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from sparrow.model.message import StreamId
@@ -39,6 +41,14 @@ LAST_BATCH = [draft(STREAMS[0], [b"last-0", b"last-1", b"last-2"])]
 LAST_CHAIN = [draft(stream, [b"last-%d" % stream.partition]) for stream in STREAMS]
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Memory, where there is some: thousands of journals are synced here, and no power will fail."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
+        yield Path(directory)
+
+
 class Bench:
     """A journal directory that is opened without a catalog."""
 
@@ -56,6 +66,8 @@ class Bench:
         scan = scan_journal(Disk(), found, 1, 0)
         Replay(scan, self.hot)
         scan.cut()
+        for path in scan.removable:
+            path.unlink()
         self.damages = scan.damages
         journal = Journal(
             disk=Disk(),
@@ -193,7 +205,5 @@ async def test_a_whole_store_opens_after_a_torn_write_and_goes_on_densely(tmp_pa
 
 
 def _batches(image: bytes) -> list[Header]:
-    import pyarrow as pa
-
     items = Scan(image, pa.py_buffer(image), 1, len(image))
     return [item for item in items if isinstance(item, Header) and item.kind == Kind.BATCH]

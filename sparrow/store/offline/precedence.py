@@ -6,7 +6,7 @@ The rule that keeps every readable message served exactly once:
    one does not count; its offsets are a gap, unless the journal still holds them.
 2. Let ``through`` be the new catalog's *sealed through*. Files up to it are treated as sealed, files
    beyond it as unsealed. It starts at the number before the first journal file that is there, so that
-   at first every file that is there counts as unsealed.
+   at first every file that is there counts as unsealed; files that are missing there were sealed.
 3. A segment whose offsets all lie in unsealed files is dropped in favour of the journal: sealing was
    interrupted before or after its commit, and both hold the same messages. Facts in those files are
    then read again too, which changes nothing when they are known already.
@@ -62,11 +62,13 @@ def _overlap(one: Segment, other: Segment) -> bool:
 def sealed_through(
     sound: Mapping[StreamId, Sequence[SoundSegment]],
     batches: Mapping[StreamId, Sequence[Batch]],
-    first_file: int,
+    numbers: Sequence[int],
+    newest: int,
 ) -> int:
-    """The last file that is treated as sealed; see 2 and 4 above."""
-    through = first_file - 1
+    """The last file that is treated as sealed, of those with these numbers; see 2 and 4 above."""
+    through = 0
     while True:
+        through = min((number for number in numbers if number > through), default=newest + 1) - 1
         last = [
             _last_file_below(segments, batches.get(stream, ()), through) for stream, segments in sound.items()
         ]
