@@ -19,6 +19,7 @@ from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Services
 from sparrow.broker.deadletters import HIDDEN, DeadLetters
 from sparrow.broker.ingress import Ingress, ProducerId
+from sparrow.broker.inorder import InOrder
 from sparrow.broker.maintenance import Maintenance
 from sparrow.broker.pages import Pages
 from sparrow.broker.positions import Positions
@@ -228,12 +229,17 @@ class Broker:
         admission.check_batch(chosen)
         return await self._ingress.publish_table(await self._topics.resolve(topic), chosen)
 
-    async def producer(self, name: str) -> Producer:
-        """A producer whose repeats are recognised; an earlier one of the same name is fenced off."""
+    async def producer(self, name: str, *, hold_gaps_s: float | None = None) -> Producer:
+        """A producer whose repeats are recognised; an earlier one of the same name is fenced off. With
+        ``hold_gaps_s``, sequences that arrive out of order are held and stored in order, and a gap is
+        given up after that time."""
         self._check_open()
+        order = (
+            None if hold_gaps_s is None else InOrder(self._ingress, self._repeats, self._clock, hold_gaps_s)
+        )
         identity = ProducerId(*await self._store.open_producer(parse_producer(name)))
         self._repeats.open_epoch(*identity)
-        return Producer(name, identity, self._ingress, self._topics, self._repeats)
+        return Producer(name, identity, self._ingress, self._topics, self._repeats, order)
 
     # Subscriptions.
 

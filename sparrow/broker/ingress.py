@@ -106,8 +106,7 @@ class Ingress:
         ledger = repeats.ledger(producer.id, topic.id)
         mark = (producer.id, topic.id, base_sequence)
         if ledger.is_on_its_way(base_sequence) and mark in repeats.requests_on_their_way:
-            stored = await asyncio.shield(repeats.requests_on_their_way[mark])
-            return _repeated(topic, stored)
+            await asyncio.shield(repeats.requests_on_their_way[mark])
         known = ledger.find(producer.epoch, base_sequence, count)
         if known is not None:
             return _repeated(topic, known)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.kernel.cursor import Cursor
 from sparrow.kernel.exchange import total
-from sparrow.kernel.snapshot import Snapshot
-from sparrow.model.errors import AlreadyExists, InvalidArgument, OffsetOutOfRange, SnapshotNotFound
+from sparrow.kernel.snapshot import Snapshot, expired, find, take
+from sparrow.model.errors import AlreadyExists, InvalidArgument, OffsetOutOfRange
 from sparrow.model.message import StreamId
 from sparrow.model.names import parse_subscription
 from sparrow.store.ports import Store
 
 _KIND = "snapshot"
-TTL_S_MAX = 366 * 86_400
 
 
 class Positions:
@@ -33,7 +34,7 @@ class Positions:
 
     async def load(self) -> None:
         for name, raw in (await self._store.documents(_KIND)).items():
-            self._snapshots[name] = Snapshot.from_bytes(raw)
+            self._snapshots[name] = msgspec.msgpack.decode(raw, type=Snapshot)
 
     # Seeking.
 
@@ -47,7 +48,7 @@ class Positions:
             return {self._place(key): self._checked(self._place(key), at) for key, at in target.items()}
         if isinstance(target, str) and target not in ("earliest", "latest"):
             saved = self.get(target)
-            return {s: c for s, c in saved.cursors().items() if s in courier.streams}
+            return {s: c for s, c in saved.positions().items() if s in courier.streams}
         return {
             stream: await self._subscriptions.position(stream, target) for stream in courier.delivery.streams
         }
@@ -82,28 +83,25 @@ class Positions:
         name = parse_subscription(name)
         if name in ("earliest", "latest"):
             raise InvalidArgument(f"{name!r} is a position, not a name for a snapshot")
-        if not isinstance(ttl_s, int | float) or not 0 < ttl_s <= TTL_S_MAX:
-            raise InvalidArgument(f"ttl_s must be above 0 to {TTL_S_MAX:,}, not {ttl_s!r}")
         await self.expire()
         if name in self._snapshots:
             raise AlreadyExists(
                 f"the snapshot {name!r} exists", hint="Pick another name, or delete_snapshot first."
             )
-        now_us = self._clock.now_us()
-        snapshot = Snapshot.of(courier.delivery, name, now_us, now_us + int(ttl_s * 1_000_000))
-        await self._store.put_document(_KIND, name, snapshot.to_bytes())
+        delivery = courier.delivery
+        cursors = {stream: delivery.cursor(stream) for stream in delivery.streams}
+        snapshot = take(name, delivery.subscription_id, cursors, self._clock.now_us(), ttl_s)
+        await self._store.put_document(_KIND, name, msgspec.msgpack.encode(snapshot))
         self._snapshots[name] = snapshot
         return snapshot
 
     def get(self, name: str) -> Snapshot:
-        found = self._snapshots.get(name)
-        if found is None or found.expires_at_us <= self._clock.now_us():
-            raise SnapshotNotFound(f"there is no snapshot {name!r}")
-        return found
+        return find(self._snapshots.values(), name, self._clock.now_us())
 
     def snapshots(self) -> list[Snapshot]:
         now_us = self._clock.now_us()
-        return sorted((s for s in self._snapshots.values() if s.expires_at_us > now_us), key=lambda s: s.name)
+        live = [saved for saved in self._snapshots.values() if not saved.is_expired(now_us)]
+        return sorted(live, key=lambda saved: saved.name)
 
     async def delete(self, name: str) -> None:
         self.get(name)
@@ -112,11 +110,10 @@ class Positions:
 
     async def expire(self) -> int:
         """Forgets snapshots whose time has passed."""
-        now_us = self._clock.now_us()
-        old = [name for name, saved in self._snapshots.items() if saved.expires_at_us <= now_us]
-        for name in old:
-            del self._snapshots[name]
-            await self._store.delete_document(_KIND, name)
+        old = expired(self._snapshots.values(), self._clock.now_us())
+        for snapshot in old:
+            del self._snapshots[snapshot.name]
+            await self._store.delete_document(_KIND, snapshot.name)
         return len(old)
 
     # Lag.

@@ -7,6 +7,7 @@ from typing import Any
 
 from sparrow.broker import admission
 from sparrow.broker.ingress import Ingress, ProducerId
+from sparrow.broker.inorder import InOrder
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.topics import Topics
 from sparrow.model.errors import InvalidArgument
@@ -16,18 +17,26 @@ from sparrow.model.message import Receipt, Receipts
 class Producer:
     """One life of a producer. Opening the name again fences this one.
 
-    Sequences count messages, per topic. Without an explicit ``sequence`` the next one is taken, so two
+    Sequences count messages, per topic. One that jumps ahead is refused, or held if the producer was opened
+    with ``hold_gaps_s``. Without an explicit ``sequence`` the next one is taken, so two
     tasks may share a producer; with one, a source can use its own positions and repeat what it is unsure of.
     """
 
     def __init__(
-        self, name: str, identity: ProducerId, ingress: Ingress, topics: Topics, repeats: Repeats
+        self,
+        name: str,
+        identity: ProducerId,
+        ingress: Ingress,
+        topics: Topics,
+        repeats: Repeats,
+        order: InOrder | None = None,
     ) -> None:
         self.name = name
         self._identity = identity
         self._ingress = ingress
         self._topics = topics
         self._repeats = repeats
+        self._order = order
 
     @property
     def id(self) -> int:
@@ -74,6 +83,8 @@ class Producer:
         if sequence is not None and (not isinstance(sequence, int) or sequence < 0):
             raise InvalidArgument(f"a sequence is a whole number from 0, not {sequence!r}")
         found = await self._topics.resolve(topic)
+        if self._order is not None and sequence is not None:
+            return await self._order.publish(found, batch, self._identity, sequence)
         first = self._next(found.id) if sequence is None else sequence
         return await self._ingress.publish_batch(found, batch, self._identity, first)
 

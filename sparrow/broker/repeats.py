@@ -45,8 +45,10 @@ class Repeats:
             limit = self._settings.producer_requests_max
             self._ledgers[key] = ProducerLedger.from_bytes(saved.state, limit)
             self._as_of[key] = saved.as_of
+        topics = {topic.id for topic in self._store.topics()}
         for lsn, found in recovered.producers:
-            if lsn > self._as_of.get((found.producer_id, found.topic_id), -1):
+            is_new = lsn > self._as_of.get((found.producer_id, found.topic_id), -1)
+            if is_new and found.topic_id in topics:
                 self._apply(lsn, found)
         self._epochs.update(recovered.producer_epochs)
 

@@ -33,6 +33,7 @@ class Topics:
         self._by_name = {topic.name: topic for topic in store.topics()}
         self._by_id = {topic.id: topic for topic in store.topics()}
         self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self._leaving: dict[str, asyncio.Future[None]] = {}
         self.on_change: OnChange = _nobody
         """Told of every topic that is new or has more partitions, before anyone may use it."""
         self._allowance = settings.auto_create_per_s
@@ -68,6 +69,7 @@ class Topics:
         name = parse_topic(name)
         count = parse_partitions(self._settings.partitions_default if partitions is None else partitions)
         policy = parse_policy(options)
+        await self._until_gone(name)
         if name in self._by_name or name in self._creating:
             raise TopicExists(f"the topic {name!r} exists")
         return await self._create(name, count, policy)
@@ -78,6 +80,9 @@ class Topics:
         if found is not None:
             return found
         name = parse_topic(name)
+        if name in self._leaving:
+            await self._until_gone(name)
+            return await self.resolve(name)
         if name in self._creating:
             return await asyncio.shield(self._creating[name])
         if not self._settings.auto_create:
@@ -102,8 +107,10 @@ class Topics:
         finally:
             del self._creating[name]
         self._keep(topic)
-        await self.on_change(topic)
-        future.set_result(topic)
+        try:
+            await self.on_change(topic)
+        finally:
+            future.set_result(topic)
         return topic
 
     async def update(self, name: object, partitions: object | None, options: dict[str, Any]) -> Topic:
@@ -126,12 +133,21 @@ class Topics:
     async def delete(self, topic: Topic) -> None:
         """The topic, its messages and its name go."""
         del self._by_name[topic.name]
+        self._leaving[topic.name] = gone = asyncio.get_running_loop().create_future()
         try:
             await self._store.delete_topic(topic)
         except BaseException:
             self._by_name[topic.name] = topic
             raise
+        finally:
+            del self._leaving[topic.name]
+            gone.set_result(None)
         del self._by_id[topic.id]
+
+    async def _until_gone(self, name: str) -> None:
+        """A new topic of a name waits until the old one's files are gone, because it will use the same."""
+        if name in self._leaving:
+            await asyncio.shield(self._leaving[name])
 
     def _keep(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic

@@ -362,6 +362,7 @@ def _print_rebuilt(console: Console, rebuilt: Rebuilt) -> None:
         ("set aside, damaged", rebuilt.set_aside),
         ("set aside, held twice", rebuilt.doubled),
         ("left to the journal, which still holds it", rebuilt.redundant),
+        ("copied from the sound part of a damaged one", rebuilt.rescued),
         ("sealed anew from the journal", rebuilt.resealed),
     ):
         for name in names:

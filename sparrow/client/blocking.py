@@ -151,9 +151,11 @@ class BlockingBroker:
         """Stores an Arrow table with a column ``data`` and any of the other message columns."""
         return self._run(self._target.publish_table(topic, table))
 
-    def producer(self, name: str) -> BlockingProducer:
-        """A producer whose repeats are recognised; an earlier one of the same name is fenced off."""
-        return BlockingProducer(self._run(self._target.producer(name)), self._thread)
+    def producer(self, name: str, *, hold_gaps_s: float | None = None) -> BlockingProducer:
+        """A producer whose repeats are recognised; an earlier one of the same name is fenced off. With
+        ``hold_gaps_s``, sequences that arrive out of order are held and stored in order, and a gap is
+        given up after that time."""
+        return BlockingProducer(self._run(self._target.producer(name, hold_gaps_s=hold_gaps_s)), self._thread)
 
     # Subscriptions.
 

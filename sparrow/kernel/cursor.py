@@ -202,16 +202,15 @@ class Cursor:
     ) -> None:
         """Hand-over number ``attempt`` of these failed; what is done stays done."""
         known = self.failures if self.failures is not None else {}
-        renewed: dict[int, Failure] = {}
         touched = BitMap64()
+        last_old, last_new = _FRESH, _FRESH.after(attempt, entry, due_at_us, verdict)
         for offset in to_list(offsets):
             if self.is_acked(offset):
                 continue
             old = known.get(offset, _FRESH)
-            new = renewed.get(id(old))
-            if new is None:
-                new = renewed[id(old)] = old.after(attempt, entry, due_at_us, verdict)
-            known[offset] = new
+            if old is not last_old:
+                last_old, last_new = old, old.after(attempt, entry, due_at_us, verdict)
+            known[offset] = last_new
             touched.add(offset)
         if touched:
             self.failures = known

@@ -129,6 +129,10 @@ class ProducerLedger:
         """A new request goes to the log."""
         self._expected = base_sequence + count
 
+    def skip_to(self, sequence: int) -> None:
+        """The numbers before this one are given up."""
+        self._expected = max(self._expected or 0, sequence)
+
     def abandon(self) -> None:
         """A request failed on its way, and so do those behind it."""
         self._expected = self._next

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,13 +17,14 @@ from sparrow.model.errors import (
     DataDirectoryNewer,
     DataDirectoryUnusable,
     NotADataDirectory,
+    StorageError,
     StorageFull,
 )
 from sparrow.model.topic import Topic
 from sparrow.store.disk import Disk
 
 FORMAT = 1
-_OURS = {"sparrow.json", "lock", "journal", "topics", "catalog.db", "lost+found"}
+_OURS = {"sparrow.json", "sparrow.json.tmp", "lock", "journal", "topics", "catalog.db", "lost+found"}
 
 
 class _Marker(msgspec.Struct):
@@ -52,21 +53,22 @@ class DataDirectory:
         try:
             return cls._open(root, disk, now_us)
         except OSError as error:
-            raise _typed(root, error) from error
+            raise typed_error(root, error) from error
 
     @classmethod
     def _open(cls, root: Path, disk: Disk, now_us: int) -> DataDirectory:
         if root.is_dir() and not (root / "sparrow.json").exists():
             _refuse_strangers(root)
         root.mkdir(parents=True, exist_ok=True)
+        check_format(root)  # Before the lock, which writes: a newer directory is left as it is.
         lock = _lock(root / "lock")
         try:
-            check_format(root)
             if not (root / "sparrow.json").exists():
                 disk.write_file(root / "sparrow.json", msgspec.json.encode(_Marker(FORMAT, now_us)))
             for name in ("journal", "topics"):
                 (root / name).mkdir(exist_ok=True)
             disk.sync_directory(root)
+            disk.sync_directory(root.parent)
         except BaseException:
             os.close(lock)
             raise
@@ -143,6 +145,8 @@ def check_format(root: Path) -> None:
             f"{marker} cannot be read: {error}",
             hint='Restore it from a backup; it holds {"format": 1} and the time of creation.',
         ) from error
+    if found.format < 1:
+        raise DataDirectoryUnusable(f"{marker} says format {found.format}, which there never was")
     if found.format > FORMAT:
         raise DataDirectoryNewer(f"{root} has format {found.format}; this version knows {FORMAT}")
 
@@ -156,7 +160,8 @@ def require(root: Path) -> None:
 
 def list_journal(root: Path) -> list[tuple[int, Path]]:
     """Journal files by number."""
-    return [(int(path.stem), path) for path in sorted((root / "journal").glob("*.wal"))]
+    found = sorted((root / "journal").glob("*.wal"))
+    return [(int(path.stem), path) for path in found if re.fullmatch(r"[0-9]{10,}", path.stem)]
 
 
 def list_topics(root: Path) -> Iterator[tuple[Path, TopicFile | None]]:
@@ -191,7 +196,8 @@ def _refuse_strangers(root: Path) -> None:
         )
 
 
-def _typed(root: Path, error: OSError) -> Any:
+def typed_error(root: Path, error: OSError) -> StorageError:
+    """What the operating system said about a data directory, as an error of ours."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(f"no space to open {root}: {error.strerror}")
     return DataDirectoryUnusable(f"{root} cannot be used: {error.strerror or error}")

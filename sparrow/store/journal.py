@@ -235,8 +235,14 @@ class Journal:
 
     async def _step(self) -> None:
         self._group = group = self._take_group()
+        size = sum(chain.size for chain in group)
         try:
-            await self._make_room(sum(chain.size for chain in group))
+            await self._finish_if_due(size)
+        except OSError as error:
+            self._freeze(JournalFrozen(f"a journal file could not be finished: {error}"), group)
+            return
+        try:
+            await self._start_if_due(size)
         except OSError as error:
             self._refuse_all(group, error)
             return
@@ -276,15 +282,19 @@ class Journal:
                 return False
         return True
 
-    async def _make_room(self, size: int) -> None:
-        """Makes sure that the current file takes ``size`` bytes; a new one is started when not."""
+    async def _finish_if_due(self, size: int) -> None:
+        """Finishes the current file when it does not take ``size`` bytes more. That syncs it, so an error
+        leaves in doubt what it holds, whatever its number says: also a full disk freezes here."""
         current = self._current
         if current is not None and (self._is_rotation_wanted or current.end + size > current.size):
             await self._in_thread(current.finish)
             self._last_length = current.end
-            self._current = current = None
+            self._current = None
             self._has_content = False
-        if current is None and size:
+
+    async def _start_if_due(self, size: int) -> None:
+        """A new file with room for ``size`` bytes, when there is none."""
+        if self._current is None and size:
             self._current = await self._in_thread(self._create, size)
             self._last_number = self._current.number
             self.files[self._current.number] = self._current

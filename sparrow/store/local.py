@@ -11,6 +11,7 @@ the rest hot. Both sides move in one step on the loop, so no message is seen twi
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from sparrow.model.errors import (
     OffsetOutOfRange,
     SparrowError,
     StorageError,
+    StorageFull,
     TopicNotFound,
 )
 from sparrow.model.message import StreamId
@@ -372,7 +374,11 @@ class LocalStore:
 
     async def create_topic(self, name: str, partitions: int, policy: TopicPolicy, now_us: int) -> Topic:
         topic: Topic = await self._in_catalog(self._catalog.create_topic, name, partitions, policy, now_us)
-        await self._write_topic(topic)
+        try:
+            await self._write_topic(topic)
+        except StorageError:
+            await self._in_catalog(self._catalog.delete_topic, topic.id)  # Refused, so as if never asked.
+            raise
         for partition in range(partitions):
             self._hot.open(StreamId(topic.id, partition))
         self._topics[topic.id] = topic
@@ -380,8 +386,12 @@ class LocalStore:
 
     async def update_topic(self, topic: Topic) -> None:
         before = self._topics[topic.id]
-        await self._in_catalog(self._catalog.update_topic, topic)
-        await self._write_topic(topic)
+        await self._write_topic(topic)  # First, because it can be taken back when the catalog refuses.
+        try:
+            await self._in_catalog(self._catalog.update_topic, topic)
+        except SparrowError:
+            await self._write_topic(before)
+            raise
         for partition in range(before.partitions, topic.partitions):
             self._hot.open(StreamId(topic.id, partition))
         self._topics[topic.id] = topic
@@ -399,7 +409,9 @@ class LocalStore:
             self._index.forget_topic(topic.id)
             # A new topic of the name will use the same paths.
             await self._in(self._read_thread, self._forget_segments, paths)
-            await self._in_catalog(self._directory.remove_topic, self._directory.topic(topic.name))
+            # The topic is gone by now; what cannot be removed is removed at the next start.
+            with suppress(StorageError):
+                await self._in_catalog(self._directory.remove_topic, self._directory.topic(topic.name))
 
     def subscriptions(self) -> list[SubscriptionRow]:
         return self._subscriptions
@@ -438,7 +450,8 @@ class LocalStore:
         try:
             return await self._in(self._catalog_thread, work, *arguments)
         except OSError as error:
-            raise StorageError(f"the data directory cannot be changed: {error}") from error
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+            raise kind(f"the data directory cannot be changed: {error}") from error
         finally:
             self._catalog_version = self._catalog.version
 
@@ -489,12 +502,25 @@ class LocalStore:
                 sealed.segments,
                 ends,
                 list(cursors),
-                list(producers),
+                [state for state in producers if state.topic_id in self._topics],
             )
-            await self._journal.note()
+            # The segments are in force from here on: whatever fails, nobody may seal these files again.
+            is_removable = await self._witness()
             self._move_over(plan, sealed, ends)
-            await self._in(self._seal_thread, self._remove_files, files)
+            if is_removable:
+                await self._in(self._seal_thread, self._remove_files, files)
             return sum(segment.rows for segment in sealed.segments)
+
+    async def _witness(self) -> bool:
+        """Has the journal bear witness of the catalog's version; whether sealed files may go. On a full disk
+        they go without: that makes the space. A frozen journal keeps them until the next start."""
+        try:
+            await self._journal.note()
+        except StorageFull:
+            return True
+        except StorageError:
+            return False
+        return True
 
     def _plan(self, files: Sequence[JournalFile]) -> SealPlan:
         last = files[-1].number

@@ -15,7 +15,7 @@ from sparrow.model.message import StreamId
 from sparrow.model.topic import Topic
 from sparrow.store.catalog import Catalog
 from sparrow.store.catalog_tables import Segment, StreamRow, SubscriptionRow
-from sparrow.store.directory import DataDirectory
+from sparrow.store.directory import DataDirectory, typed_error
 from sparrow.store.disk import Disk
 from sparrow.store.hot import HotWindow
 from sparrow.store.ports import Damage, Recovered, RecoveryReport
@@ -48,8 +48,10 @@ def open_directory(
         except BaseException:
             catalog.close()
             raise
-    except BaseException:
+    except BaseException as error:
         directory.close()
+        if isinstance(error, OSError):
+            raise typed_error(root, error) from error
         raise
 
 

@@ -57,9 +57,11 @@ def scan_journal(
 ) -> JournalScan:
     """Reads the files; ``expected_first`` and ``newest`` are the numbers the catalog knows of."""
     scan = JournalScan()
-    scan.last_number = max([number for number, _ in files] + [newest, expected_first - 1])
     opened = _open_all(disk, files, scan)
-    _report_missing(scan, [number for number, _ in files], expected_first, newest)
+    # A file that never came to be is no gap, and its number is given again.
+    numbers = [file.number for file in opened]
+    scan.last_number = max([*numbers, newest, expected_first - 1])
+    _report_missing(scan, numbers, expected_first, newest)
     for index, file in enumerate(opened):
         following = opened[index + 1] if index + 1 < len(opened) else None
         _scan_file(scan, file, following)

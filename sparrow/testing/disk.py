@@ -109,7 +109,8 @@ class FaultyDisk(Disk):
         self._call("sync")
         super().sync(descriptor)
         if self._root is not None:
-            self._synced[_inode(descriptor)] = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            # By its path, because the descriptor may be for writing only.
+            self._synced[_inode(descriptor)] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
 
     def truncate(self, descriptor: int, size: int) -> None:
         self._call("truncate")

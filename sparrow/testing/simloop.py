@@ -5,8 +5,8 @@ gives to a thread runs here, between two callbacks, after a delay that the dice 
 two threads finish in an order that varies with the seed and with nothing else. Jobs of one executor keep
 their order, as a thread would.
 
-``crash_at`` and ``Machine`` code that raises ``Crashed`` stop the loop between two callbacks, that is at
-any ``await`` of anybody; ``abandon`` then ends every task without running it on.
+``crash_at`` and ``is_dead`` stop the loop between two callbacks, that is at any ``await`` of anybody, with
+``Crashed``; ``abandon`` then ends every task without running it on.
 
 Hashes of futures and tasks are counted, not addresses, because the order of a set must not vary between
 two processes.
@@ -66,18 +66,18 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.crash_at: int | None = None
         """The step before which everything stops."""
-        self.failures: list[str] = []
-        """What nobody caught."""
+        self.is_dead: Callable[[], bool] = lambda: False
+        """Whether the machine has stopped under the process."""
         self._dice = dice
         self._numbers = itertools.count(1)
         self._free_at: dict[int, float] = {}
-        self._executors: list[object] = []
+        self._executors: dict[int, object] = {}
         self._alive: dict[SimTask, None] = {}
-        self._crash: Crashed | None = None
+        self._failed: list[SimTask] = []
         self._ready: Any
         self._scheduled: list[asyncio.TimerHandle]
         self.set_task_factory(self._make_task)
-        self.set_exception_handler(self._note_failure)
+        self.set_exception_handler(lambda loop, context: None)
 
     # Time.
 
@@ -87,9 +87,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """One callback; or, when there is none, the jump to the next timer."""
         self.steps += 1
-        if self._crash is not None:
-            raise self._crash
-        if self.crash_at is not None and self.steps >= self.crash_at:
+        if (self.crash_at is not None and self.steps >= self.crash_at) or self.is_dead():
             raise Crashed("the process stopped")
         if self.steps > _STEPS_MAX:
             raise Stalled(f"still busy after {self.steps} steps")
@@ -104,9 +102,7 @@ class SimLoop(asyncio.BaseEventLoop):
             raise Stalled("everybody waits and nothing is due")
 
     def _take_due(self) -> None:
-        while self._scheduled and (
-            self._scheduled[0]._cancelled or self._scheduled[0].when() <= self.now_s  # type: ignore[attr-defined]
-        ):
+        while self._scheduled and (self._scheduled[0]._cancelled or self._scheduled[0].when() <= self.now_s):
             handle = heapq.heappop(self._scheduled)
             handle._scheduled = False  # type: ignore[attr-defined]
             self._ready.append(handle)
@@ -121,12 +117,22 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> SimTask:
         task = SimTask(next(self._numbers), coroutine, self, **options)
         self._alive[task] = None
-        task.add_done_callback(lambda done: self._alive.pop(task, None))
+        task.add_done_callback(self._note_end)
         return task
 
-    def _note_failure(self, loop: Any, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self.failures.append(f"{context.get('message')}: {error!r}")
+    def _note_end(self, task: asyncio.Future[Any]) -> None:
+        assert isinstance(task, SimTask)
+        del self._alive[task]
+        if not task.cancelled() and task._exception is not None:
+            self._failed.append(task)
+
+    def unheard(self) -> list[str]:
+        """Tasks that failed without anybody asking why."""
+        return [
+            f"{task.get_coro().__qualname__} failed unheard: {task._exception!r}"  # type: ignore[union-attr]
+            for task in self._failed
+            if task._log_traceback
+        ]
 
     # Threads.
 
@@ -135,7 +141,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """The work runs later, whole, on this thread; its result arrives later still."""
         future = self.create_future()
-        self._executors.append(executor)  # kept, so that its identity is not given again
+        self._executors[id(executor)] = executor  # kept, so that its identity is not given again
         low, high = self._dice.choice(_LATENCY_S)
         start = max(self.now_s, self._free_at.get(id(executor), 0.0)) + self._dice.uniform(low, high)
         end = start + self._dice.uniform(low, high)
@@ -150,8 +156,6 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         try:
             found = work(*arguments)
-        except Crashed as crash:
-            self._crash = crash
         except Exception as error:  # noqa: BLE001 - handed to whoever waits, as an executor does
             self.call_at(end, _settle, future, None, error)
         else:
@@ -161,14 +165,15 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def abandon(self) -> None:
         """Ends every task where it stands; nothing of them runs on, and nobody hears of it."""
-        self.set_exception_handler(lambda loop, context: None)
         self._ready.clear()
         self._scheduled.clear()
+        for task in self._failed:
+            task._log_traceback = False
         for task in list(self._alive):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
             with suppress(Exception):
-                coroutine.close()  # type: ignore[union-attr]
+                coroutine.close()
         self._alive.clear()
         self._ready.clear()
         self._scheduled.clear()

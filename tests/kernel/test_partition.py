@@ -78,7 +78,9 @@ def test_no_keys_have_no_partitions() -> None:
 
 
 def test_another_process_with_another_hash_seed_agrees() -> None:
-    code = "from sparrow.kernel.partition import partition_of as p; print([p(k, 1024) for k in ('a', 'ключ')])"
+    code = (
+        "from sparrow.kernel.partition import partition_of as p; print([p(k, 1024) for k in ('a', 'ключ')])"
+    )
     ran = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", code],
         env={"PYTHONHASHSEED": "4711"},

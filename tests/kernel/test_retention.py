@@ -220,11 +220,17 @@ def test_nothing_goes_without_a_reason(segments: list[SegmentInfo], policy: Topi
     """Taking back the last one dropped would break a limit: its age, or the topic's size or count."""
     doomed = expired_segments(segments, policy, 100 * SECOND, {})
     for last in doomed:
-        is_old = policy.retention_s is not None and last.last_time_us + policy.retention_s * SECOND <= 100 * SECOND
+        is_old = (
+            policy.retention_s is not None and last.last_time_us + policy.retention_s * SECOND <= 100 * SECOND
+        )
         before = doomed[: doomed.index(last)]
         rest = [s for s in segments if s not in before]
-        over_bytes = policy.retention_bytes is not None and sum(s.size_bytes for s in rest) > policy.retention_bytes
-        over_rows = policy.retention_messages is not None and sum(s.rows for s in rest) > policy.retention_messages
+        over_bytes = (
+            policy.retention_bytes is not None and sum(s.size_bytes for s in rest) > policy.retention_bytes
+        )
+        over_rows = (
+            policy.retention_messages is not None and sum(s.rows for s in rest) > policy.retention_messages
+        )
         assert is_old or over_bytes or over_rows
 
 

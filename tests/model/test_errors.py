@@ -10,7 +10,9 @@ import pytest
 from sparrow.model import errors
 from sparrow.model.errors import NotFound, SequenceGap, SparrowError, TopicNotFound, from_dict, registry
 
-ALL = sorted((kind for kind in vars(errors).values() if isinstance(kind, type)), key=lambda kind: kind.__name__)
+ALL = sorted(
+    (kind for kind in vars(errors).values() if isinstance(kind, type)), key=lambda kind: kind.__name__
+)
 ERRORS = [kind for kind in ALL if issubclass(kind, SparrowError)]
 
 

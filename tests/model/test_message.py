@@ -41,7 +41,8 @@ def test_an_id_knows_its_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1-2", "1-2-3-4", "a-0-1", "1-0--1", "1.0.1", " 1-0-1", "1-0-1\n", "-1-0-1", None, 7, b"1-0-1"]
+    "text",
+    ["", "1-2", "1-2-3-4", "a-0-1", "1-0--1", "1.0.1", " 1-0-1", "1-0-1\n", "-1-0-1", None, 7, b"1-0-1"],
 )
 def test_what_is_not_an_id_is_not_found(text: object) -> None:
     with pytest.raises(MessageNotFound, match="is not a message id"):
@@ -65,7 +66,11 @@ def test_receipts_of_one_run_count_up_from_its_base() -> None:
 def test_receipts_follow_rows_over_several_runs() -> None:
     runs = [Run(0, 10, 2, 5), Run(3, 70, 1, 6)]
     receipts = Receipts("orders", 7, runs, [(0, 0), (1, 0), (0, 1)])
-    assert [(r.partition, r.offset, r.publish_time_us) for r in receipts] == [(0, 10, 5), (3, 70, 6), (0, 11, 5)]
+    assert [(r.partition, r.offset, r.publish_time_us) for r in receipts] == [
+        (0, 10, 5),
+        (3, 70, 6),
+        (0, 11, 5),
+    ]
     assert [r.message_id for r in receipts] == ["7-0-10", "7-3-70", "7-0-11"]
 
 
@@ -93,7 +98,7 @@ def test_receipts_are_a_sequence_in_all_its_verbs() -> None:
     assert third in receipts
     assert receipts.index(third) == 2
     assert receipts.count(third) == 1
-    assert list(reversed(receipts))[0] == receipts[4]
+    assert next(reversed(receipts)) == receipts[4]
 
 
 def test_a_duplicate_shows_the_first_place_and_says_so() -> None:
@@ -206,7 +211,9 @@ def test_another_time_zone_names_the_same_moment() -> None:
     assert to_us(datetime(2024, 1, 1, 5, 30, tzinfo=east)) == to_us(datetime(2024, 1, 1, tzinfo=UTC))
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0, 0), (1, 1_000_000), (1.5, 1_500_000), (-2, -2_000_000)])
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0, 0), (1, 1_000_000), (1.5, 1_500_000), (-2, -2_000_000)]
+)
 def test_a_number_is_seconds_since_1970(seconds: float, expected: int) -> None:
     assert to_us(seconds) == expected
 

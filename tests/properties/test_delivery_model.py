@@ -43,7 +43,7 @@ class Message:
     lane: object
     is_wanted: bool
     due_us: int = 0
-    state: str = "open"  # open, leased, acking, failing, dead, done
+    state: str = "open"  # open, leased, acking, held (being decided, not out), failing, dead, done
     fails: int = 0
     holder: str = ""
     deadline_us: int = 0
@@ -97,11 +97,13 @@ class Model:
         if message.state == "done" or attempt <= message.fails:
             return
         message.state, message.fails = "open", attempt
-        limit = self.policy.attempts_max
-        if limit is not None and attempt >= limit:
+        if self.is_exhausted(attempt):
             message.state = "dead"
         wait_us = LADDER_S[attempt - 1] * 1_000_000 if delay_us is None else delay_us
         message.due_us = at_us + wait_us
+
+    def is_exhausted(self, fails: int) -> bool:
+        return self.policy.attempts_max is not None and fails >= self.policy.attempts_max
 
     def seek(self, floor: int) -> None:
         for offset, message in self.log.items():
@@ -116,8 +118,8 @@ class Model:
     def crash(self) -> None:
         """Leases are gone and nothing is counted."""
         for message in self.log.values():
-            if message.state in ("leased", "acking", "failing"):
-                message.state = "open"
+            if message.state in ("leased", "acking", "held", "failing"):
+                message.state = "dead" if self.is_exhausted(message.fails) else "open"
 
     @property
     def keeps_leases(self) -> bool:
@@ -262,7 +264,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def reopened(self, offsets: list[int]) -> Callable[[], None]:
         def effect() -> None:
             for offset in offsets:
-                if self.model.log[offset].state in ("acking", "failing"):
+                if self.model.log[offset].state in ("acking", "held", "failing"):
                     self.model.log[offset].state = "open"
 
         return effect
@@ -298,7 +300,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         if settled.accepted:
             assert self.policy.guarantee is Guarantee.AT_LEAST_ONCE
             assert message.state == "open"
-            self.settle([offset], "acking", settled.facts, self.done([offset]))
+            self.settle([offset], "held", settled.facts, self.done([offset]))
         else:
             assert isinstance(settled.refused[0].error, StaleAckId)
             assert not settled.facts
@@ -387,14 +389,15 @@ class DeliveryMachine(RuleBasedStateMachine):
         if not settled.facts:
             assert not [o for o in about if self.model.log[o].is_wanted]
             return
-        was = {o: self.model.log[o].state for o in about}
         for offset in about:
-            self.model.log[offset].state = "acking"
+            is_out = self.model.log[offset].state == "leased"
+            self.model.log[offset].state = "acking" if is_out else "held"
 
         def otherwise() -> None:
             for offset in about:
-                if self.model.log[offset].state == "acking":
-                    self.model.log[offset].state = "dead" if was[offset] == "dead" else "open"
+                message = self.model.log[offset]
+                if message.state in ("acking", "held"):
+                    message.state = "dead" if self.model.is_exhausted(message.fails) else "open"
 
         self.decide(settled.facts[0], self.done(list(range(end))), otherwise)
 
@@ -418,7 +421,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def bury(self, later: bool) -> None:
         dues = self.subject.dead_letters_due(self.model.now_us)
         for due in dues:
-            assert self.model.log[due.offset].state in ("dead", "acking")
+            assert self.model.log[due.offset].state in ("dead", "held")
             assert due.failure.attempts == self.policy.attempts_max
         if later:
             self.subject.defer_dead_letters(dues, self.model.now_us)

@@ -98,7 +98,9 @@ def test_every_column_holds_what_was_given() -> None:
         ("sequence", 1.5),
     ],
 )
-def test_a_value_that_does_not_fit_its_column_is_refused_and_the_column_named(column: str, value: Any) -> None:
+def test_a_value_that_does_not_fit_its_column_is_refused_and_the_column_named(
+    column: str, value: Any
+) -> None:
     with pytest.raises(InvalidArgument, match=column):
         build([b"a"], **{column: [value]})
 
@@ -211,7 +213,11 @@ def test_a_slice_is_stored_without_what_it_was_cut_from() -> None:
     assert decode(body.buffer, body.columns).to_pylist() == large.slice(40, 2).to_pylist()
 
 
-@given(st.lists(st.binary(max_size=40) | st.none(), min_size=1, max_size=40), st.sampled_from(list(Codec)), st.data())
+@given(
+    st.lists(st.binary(max_size=40) | st.none(), min_size=1, max_size=40),
+    st.sampled_from(list(Codec)),
+    st.data(),
+)
 def test_any_batch_survives_storing(data: list[bytes | None], codec: Codec, more: st.DataObject) -> None:
     keys = more.draw(st.lists(st.text(max_size=8) | st.none(), min_size=len(data), max_size=len(data)))
     batch = build(data, key=keys)

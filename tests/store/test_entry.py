@@ -218,7 +218,9 @@ def test_a_copy_of_the_files_own_beginning_inside_a_broken_entry_is_not_believed
 
 
 @given(st.lists(st.binary(max_size=200), max_size=8), st.binary(max_size=64))
-def test_whatever_bodies_hold_a_clean_file_gives_exactly_its_entries(bodies: list[bytes], salt: bytes) -> None:
+def test_whatever_bodies_hold_a_clean_file_gives_exactly_its_entries(
+    bodies: list[bytes], salt: bytes
+) -> None:
     tape = filled(*(salt + b"SPRW" + body for body in bodies))
     assert tape.scan() == tape.headers
 

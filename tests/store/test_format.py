@@ -257,7 +257,9 @@ async def test_all_but_the_last_entry_of_a_chain_continue(make_log: Callable[[],
     log = make_log()
     one, two = batches.build([b"1"]), batches.build([b"2", b"3"])
     commit = await log.append(
-        batch_draft(one, producer_id=7, base_sequence=4, has_sequences=True), FactsDraft(b"f", 1), batch_draft(two)
+        batch_draft(one, producer_id=7, base_sequence=4, has_sequences=True),
+        FactsDraft(b"f", 1),
+        batch_draft(two),
     )
     first = entry(
         one.serialize().to_pybytes(),
@@ -333,7 +335,9 @@ def test_journal_files_have_ten_digits_and_segments_twenty() -> None:
 def test_the_directory_is_laid_out_as_documented(tmp_path: Path) -> None:
     directory = DataDirectory.open(tmp_path / "data", Disk(), CREATED_US)
     try:
-        assert (tmp_path / "data" / "sparrow.json").read_bytes() == b'{"format":1,"created_at_us":%d}' % CREATED_US
+        assert (
+            tmp_path / "data" / "sparrow.json"
+        ).read_bytes() == b'{"format":1,"created_at_us":%d}' % CREATED_US
         assert (tmp_path / "data" / "lock").is_file()
         assert directory.journal == tmp_path / "data" / "journal"
         assert directory.catalog == tmp_path / "data" / "catalog.db"
@@ -375,7 +379,10 @@ def segment_path(tmp_path: Path) -> Path:
 def test_a_segment_has_the_documented_columns_in_their_order(segment_path: Path) -> None:
     schema = pq.read_schema(segment_path)
     found = [
-        (field.name, re.sub(r" \('\w+'\)|item(?=:)", lambda m: "element" if m[0] == "item" else "", str(field.type)))
+        (
+            field.name,
+            re.sub(r" \('\w+'\)|item(?=:)", lambda m: "element" if m[0] == "item" else "", str(field.type)),
+        )
         for field in schema
     ]
     assert [(n, t, schema.field(n).nullable) for n, t in found] == LAKE_COLUMNS

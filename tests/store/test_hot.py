@@ -141,7 +141,9 @@ def test_any_offset_is_found_as_a_plain_list_finds_it(
     sealed = [one for one in plain if one[2] <= sealed_files]
     hot = [one for one in plain if one[2] > sealed_files]
     stream.drop_files_through(sealed_files, sealed[-1][1] if sealed else 0)
-    found = [place for place in stream.places_from(offset)]
+    found = list(stream.places_from(offset))
     wanted = [one for one in hot if one[1] > offset]
-    assert [tuple(place) for place in found][-len(wanted) or len(found) :] == [(b, f, p) for b, _, f, p in wanted]
+    assert [tuple(place) for place in found][-len(wanted) or len(found) :] == [
+        (b, f, p) for b, _, f, p in wanted
+    ]
     assert len(found) <= len(wanted) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -291,7 +292,11 @@ async def test_in_a_mixed_group_all_wait_for_the_sync_and_commit_in_log_order(lo
     await blocker
     await log.disk.syncing.arrival()
     await turns()
-    assert {name: task.done() for name, task in tasks.items()} == {"written": False, "durable": False, "none": True}
+    assert {name: task.done() for name, task in tasks.items()} == {
+        "written": False,
+        "durable": False,
+        "none": True,
+    }
     assert order == []
     log.disk.syncing.let_one_through()
     commits = await asyncio.gather(*tasks.values())
@@ -455,7 +460,7 @@ async def test_a_chain_lies_in_one_piece_with_all_but_the_last_continuing(log: L
     entries = log.entries()
     assert [entry.continues for entry in entries] == [True, True, False, False, False]
     assert [entry.kind for entry in entries] == [Kind.BATCH, Kind.FACTS, Kind.BATCH, Kind.BATCH, Kind.BATCH]
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in itertools.pairwise(entries):
         assert before.end_position == after.position
 
 
@@ -470,7 +475,9 @@ async def test_a_chain_is_never_split_over_two_files(tmp_path: Path) -> None:
 
 async def test_a_chain_becomes_readable_as_one(log: Log) -> None:
     seen = []
-    await log.append(draft(count=2), draft(count=3, stream=B), on_commit=lambda c: seen.append((log.end(A), log.end(B))))
+    await log.append(
+        draft(count=2), draft(count=3, stream=B), on_commit=lambda c: seen.append((log.end(A), log.end(B)))
+    )
     assert seen == [(2, 3)]
 
 
@@ -552,7 +559,9 @@ async def test_a_frozen_journal_leaves_no_publisher_waiting_for_room(tmp_path: P
 # Topics that go.
 
 
-async def test_a_message_whose_topic_is_deleted_while_it_waits_is_refused_and_the_others_pass(log: Log) -> None:
+async def test_a_message_whose_topic_is_deleted_while_it_waits_is_refused_and_the_others_pass(
+    log: Log,
+) -> None:
     await log.append(draft())
     log.disk.syncing.close()
     first = log.later(draft())

@@ -20,7 +20,9 @@ STREAM = StreamId(4, 1)
 KIB = 1024
 
 
-def table(first: int, count: int, size: int = 1000, time_us: int = 1_000, **columns: list[str]) -> pa.RecordBatch:
+def table(
+    first: int, count: int, size: int = 1000, time_us: int = 1_000, **columns: list[str]
+) -> pa.RecordBatch:
     data = [f"{offset:08d}".encode() * (size // 8) for offset in range(first, first + count)]
     return to_table_form(build(data, **columns), first, time_us)
 
@@ -199,11 +201,11 @@ def test_a_segment_that_is_gone_is_called_damaged_with_its_offsets(tmp_path: Pat
 
 
 def test_pages_carry_parquets_own_checksums_for_other_readers(tmp_path: Path) -> None:
-    path, segment = write(tmp_path, table(0, 300), compression="none")
+    path, _ = write(tmp_path, table(0, 300), compression="none")
     pq.read_table(path, page_checksum_verification=True)
     place = path.read_bytes().index(b"00000100" * 20)
     flip(path, place)
-    with pytest.raises(OSError, match="(?i)crc|checksum"):
+    with pytest.raises(OSError, match=r"(?i)crc|checksum"):
         pq.read_table(path, page_checksum_verification=True)
 
 

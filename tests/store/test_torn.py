@@ -144,7 +144,9 @@ async def test_a_write_torn_at_any_byte_is_there_whole_or_not_at_all(
         assert bench.damages == [], f"a torn write is no damage, at byte {position}"
         is_whole = torn[:end] == image[:end]
         assert bench.log() == (after if is_whole else before) or bench.log() == after, f"at byte {position}"
-        assert bench.log() == before or torn[start : end - 8] == image[start : end - 8], "only padding may lack"
+        assert bench.log() == before or torn[start : end - 8] == image[start : end - 8], (
+            "only padding may lack"
+        )
         there += bench.log() == after
         await _goes_on_densely(bench, journal, position)
         shutil.rmtree(bench.directory)

@@ -22,18 +22,20 @@ from sparrow.store.catalog_tables import Segment, SegmentKey, StreamRow
 from sparrow.store.directory import TopicFile
 from sparrow.store.entry import Header, Kind
 from sparrow.store.offline import access
-from sparrow.store.offline.soundness import Flaw, examine, stated_names
+from sparrow.store.offline.soundness import Flaw, examine, rescues, stated_names
 from sparrow.store.recovery import JournalScan, scan_journal
 
 OnBytes = Callable[[int], None]
 
 
 class SoundSegment(NamedTuple):
-    """A segment file that can be served."""
+    """A segment file that can be served, or the part of a damaged one that can be copied into another."""
 
     path: Path
     segment: Segment
     holes: list[Flaw]
+    groups: range | None = None
+    """The row groups to copy; None when the file itself is sound."""
 
 
 class DamagedSegment(NamedTuple):
@@ -210,17 +212,17 @@ def _hear_segments(found: Evidence, topic: str, topic_id: int, on_bytes: OnBytes
             continue
         stream = StreamId(topic_id, partition)
         if kind == "parquet.damaged":
-            found.damaged.append(_damaged(found, path, stream, "it was set aside earlier"))
+            _hear_damage(found, path, stream, topic, "it was set aside earlier")
             continue
         try:
             segment, holes = examine(path, stream, topic, _ignore)
         except DataDamaged as error:
-            found.damaged.append(_damaged(found, path, stream, error.message))
+            _hear_damage(found, path, stream, topic, error.message)
         else:
             listed = found.listed.get(segment.key)
             complaint = _complaint(segment, listed) if found.is_salvage_fresh else None
             if complaint:
-                found.damaged.append(_damaged(found, path, stream, complaint))
+                _hear_damage(found, path, stream, topic, complaint)
             else:
                 found.sound.setdefault(stream, []).append(SoundSegment(path, segment, holes))
         on_bytes(path.stat().st_size)
@@ -229,6 +231,13 @@ def _hear_segments(found: Evidence, topic: str, topic_id: int, on_bytes: OnBytes
 def _complaint(segment: Segment, listed: Segment | None) -> str | None:
     """A file that passes its own checks can still not be the one that the catalog lists."""
     return "it does not match the catalog's sums" if listed is not None and listed != segment else None
+
+
+def _hear_damage(found: Evidence, path: Path, stream: StreamId, topic: str, what: str) -> None:
+    found.damaged.append(_damaged(found, path, stream, what))
+    for rescue in rescues(path, stream, topic):
+        piece = SoundSegment(path, rescue.segment, [], rescue.groups)
+        found.sound.setdefault(stream, []).append(piece)
 
 
 def _damaged(found: Evidence, path: Path, stream: StreamId, what: str) -> DamagedSegment:

@@ -2,8 +2,9 @@
 
 The rule that keeps every readable message served exactly once:
 
-1. A segment counts when every page matches its checksum and its values match what it states. A damaged
-   one does not count; its offsets are a gap, unless the journal still holds them.
+1. A segment counts when every page matches its checksum and its values match what it states. Of a
+   damaged one the row groups that do count are copied into segments of their own, as long as its footer
+   can be read; the other offsets are a gap, unless the journal still holds them.
 2. Let ``through`` be the new catalog's *sealed through*. Files up to it are treated as sealed, files
    beyond it as unsealed. It starts at the number before the first journal file that is there, so that
    at first every file that is there counts as unsealed; files that are missing there were sealed.
@@ -45,14 +46,16 @@ def without_doubles(
     """Segments of one stream that do not overlap, by offset; and those that had to yield."""
     kept: list[SoundSegment] = []
     doubled: list[SoundSegment] = []
-    for found in sorted(offered, key=lambda found: _rank(found.segment, listed)):
+    for found in sorted(offered, key=lambda found: _rank(found, listed)):
         overlaps = any(_overlap(found.segment, other.segment) for other in kept)
         (doubled if overlaps else kept).append(found)
     return sorted(kept, key=lambda found: found.segment.first_offset), doubled
 
 
-def _rank(segment: Segment, listed: Collection[Segment]) -> tuple[bool, int, int]:
-    return segment not in listed, segment.first_offset, -segment.end_offset
+def _rank(found: SoundSegment, listed: Collection[Segment]) -> tuple[bool, bool, int, int]:
+    segment = found.segment
+    is_part = found.groups is not None
+    return segment not in listed, is_part, segment.first_offset, -segment.end_offset
 
 
 def _overlap(one: Segment, other: Segment) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from sparrow.model.message import from_us
+from sparrow.model.message import StreamId, from_us
 from sparrow.model.settings import LakeSettings
 from sparrow.store.batch import decode, to_table_form
 from sparrow.store.catalog import Catalog
@@ -28,10 +28,11 @@ from sparrow.store.directory import DataDirectory
 from sparrow.store.disk import Disk
 from sparrow.store.lake import write_segment
 from sparrow.store.offline import access
-from sparrow.store.offline.evidence import Evidence, catalog_in_force, gather
+from sparrow.store.offline.evidence import Evidence, SoundSegment, catalog_in_force, gather
 from sparrow.store.offline.findings import Finding
 from sparrow.store.offline.precedence import Reseal
 from sparrow.store.offline.reconstruction import Reconstruction
+from sparrow.store.offline.soundness import read_groups
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -70,6 +71,8 @@ class Rebuilt(msgspec.Struct, kw_only=True):
     """Segments that the journal still holds in full; they are made again."""
     resealed: list[str]
     """Segments made from journal batches whose segment is damaged or missing."""
+    rescued: list[str]
+    """Segments made from the sound row groups of damaged ones."""
     losses: list[Finding]
     notes: list[Finding]
 
@@ -95,10 +98,11 @@ def rebuild(
         try:
             found = Reconstruction(evidence, now_us)
             _move_files(disk, root, found, evidence)
-            resealed = [_seal(disk, directory, evidence, reseal) for reseal in found.reseals]
+            made = [_rescue(disk, directory, topic, part) for topic, part in found.rescues]
+            made += [_reseal(disk, directory, evidence, reseal) for reseal in found.reseals]
             for topic in found.topics:
                 directory.write_topic(topic, found.version)
-            new = _write_catalog(disk, root, found, resealed)
+            new = _write_catalog(disk, root, found, made)
             old = _swap(disk, root, new, now_us)
             _keep_damaged_journal(disk, evidence, found)
             return _report(found, evidence, old, is_dry_run=False)
@@ -123,7 +127,7 @@ def _counter(root: Path, on_progress: OnProgress | None) -> Callable[[int], None
 
 def _move_files(disk: Disk, root: Path, found: Reconstruction, evidence: Evidence) -> None:
     for path in found.set_aside:
-        disk.rename(path, path.with_name(f"{path.name}.damaged"))
+        disk.rename(path, _aside(path))
     for path in found.doubled:
         disk.rename(path, path.with_name(f"{path.name}.doubled"))
     for path in evidence.unknown_directories:
@@ -136,14 +140,31 @@ def _move_files(disk: Disk, root: Path, found: Reconstruction, evidence: Evidenc
         disk.sync_directory(root)
 
 
-def _seal(disk: Disk, directory: DataDirectory, evidence: Evidence, reseal: Reseal) -> Segment:
+def _aside(path: Path) -> Path:
+    """The name of a damaged segment once it is set aside."""
+    return path if path.suffix == ".damaged" else path.with_name(f"{path.name}.damaged")
+
+
+def _reseal(disk: Disk, directory: DataDirectory, evidence: Evidence, reseal: Reseal) -> Segment:
+    return _seal(disk, directory, reseal.topic, reseal.stream, _tables(evidence, reseal))
+
+
+def _rescue(disk: Disk, directory: DataDirectory, topic: str, part: SoundSegment) -> Segment:
+    assert part.groups is not None
+    aside = _aside(part.path)
+    return _seal(disk, directory, topic, part.segment.stream, read_groups(aside, part.groups))
+
+
+def _seal(
+    disk: Disk, directory: DataDirectory, topic: str, stream: StreamId, batches: Iterator[pa.RecordBatch]
+) -> Segment:
     settings = LakeSettings()
     return write_segment(
         disk,
-        directory.make_partition(reseal.topic, reseal.stream.partition),
-        reseal.topic,
-        reseal.stream,
-        _tables(evidence, reseal),
+        directory.make_partition(topic, stream.partition),
+        topic,
+        stream,
+        batches,
         compression=settings.compression,
         row_group_bytes=settings.row_group_bytes,
     )
@@ -249,6 +270,10 @@ def _report(found: Reconstruction, evidence: Evidence, old: Path | None, *, is_d
             f"topics/{reseal.topic}/{reseal.stream.partition}/{reseal.start_offset:020d}.parquet"
             for reseal in found.reseals
         ],
+        rescued=[
+            f"topics/{topic}/{part.segment.partition}/{part.segment.first_offset:020d}.parquet"
+            for topic, part in found.rescues
+        ],
         losses=found.losses,
         notes=found.notes,
     )
@@ -257,7 +282,8 @@ def _report(found: Reconstruction, evidence: Evidence, old: Path | None, *, is_d
 def _topic(
     found: Reconstruction, evidence: Evidence, topic_id: int, name: str, partitions: int
 ) -> RebuiltTopic:
-    segments = [segment for segment in found.segments if segment.topic_id == topic_id]
+    rescued = [part.segment for _, part in found.rescues]
+    segments = [segment for segment in (*found.segments, *rescued) if segment.topic_id == topic_id]
     reseals = [reseal for reseal in found.reseals if reseal.stream.topic_id == topic_id]
     unsealed = [
         batch.end_offset - batch.start_offset

@@ -56,9 +56,13 @@ class Reconstruction:
         self.doubled: list[Path] = []
         self.redundant: list[Path] = []
         self.reseals: list[Reseal] = []
+        self.rescues: list[tuple[str, SoundSegment]] = []
+        """Topics, and parts of damaged segments that are to be copied."""
         self._listed = set(evidence.listed.values()) if evidence.is_salvage_fresh else set()
         self._sound = {stream: self._without_doubles(stream) for stream in evidence.sound}
-        self.sealed_through = sealed_through(self._sound, evidence.batches, self._first_unsealed)
+        self.sealed_through = sealed_through(
+            self._sound, evidence.batches, evidence.file_numbers, self._newest_file
+        )
         self.version = max(evidence.witnessed_version, self._salvaged_version) + 1
         self.segments: list[Segment] = []
         self.streams = [
@@ -198,13 +202,8 @@ class Reconstruction:
         start = row.start_offset if row else 0
         offered = [found for found in self._evidence.sound[stream] if found.segment.end_offset > start]
         kept, doubled = without_doubles(offered, self._listed)
-        self.doubled += [found.path for found in doubled]
+        self.doubled += [found.path for found in doubled if found.groups is None]
         return kept
-
-    @property
-    def _first_unsealed(self) -> int:
-        """The first file that is there; when none is, the first that can come."""
-        return min(self._evidence.file_numbers, default=self._newest_file + 1)
 
     # Streams.
 
@@ -217,11 +216,12 @@ class Reconstruction:
         unsealed = [batch for batch in batches if batch.file_number > self.sealed_through]
         staying = []
         for found in self._sound.get(stream, []):
-            if is_within(found.segment, unsealed):
-                self.redundant.append(found.path)
-            else:
+            if not is_within(found.segment, unsealed):
                 staying.append(found)
-        self.segments += [found.segment for found in staying]
+            elif found.groups is None:
+                self.redundant.append(found.path)
+        self.segments += [found.segment for found in staying if found.groups is None]
+        self.rescues += [(topic.name, found) for found in staying if found.groups is not None]
         spans = [(found.segment.first_offset, found.segment.end_offset) for found in staying]
         sealed = [batch for batch in batches if batch.file_number <= self.sealed_through]
         for reseal in reseals(stream, topic.name, sealed, spans):
@@ -300,7 +300,7 @@ class Reconstruction:
         at = start
         for first, stop in [*served, (end, end)]:
             if first > at:
-                cause = next((d for d in damaged if at <= d.first_offset < first), None)
+                cause = next((d for d in damaged if _is_cause(d, at, first)), None)
                 what = f"{cause.path.name} is damaged: {cause.what}" if cause else "no file holds them"
                 self._lose(topic.name, stream, at, first, what)
             at = max(at, stop)
@@ -334,10 +334,9 @@ class Reconstruction:
 
     def _tell_missing_files(self) -> None:
         numbers = self._evidence.file_numbers
-        expected = (
-            self._old_sealed_through + 1 if self._evidence.is_salvage_fresh else min(numbers, default=1)
-        )
-        newest = max(numbers, default=self._newest_file if self._evidence.is_salvage_fresh else 0)
+        is_fresh = self._evidence.is_salvage_fresh
+        expected = 1 + (self._old_sealed_through if is_fresh else self.sealed_through)
+        newest = max(numbers, default=self._newest_file if is_fresh else 0)
         for number in sorted(set(range(expected, newest + 1)) - set(numbers)):
             self.losses.append(
                 Finding(
@@ -377,6 +376,12 @@ class Reconstruction:
         for name, count in lost.items():
             meaning = f"{name.replace('_', ' ')}: {count} lost; {_ROWS_LOST[name]}"
             self.losses.append(Finding(file="catalog.db", what=what, meaning=meaning))
+
+
+def _is_cause(damaged: DamagedSegment, start: int, end: int) -> bool:
+    """Whether the segment may have held some of these offsets."""
+    stop = damaged.end_offset
+    return damaged.first_offset < end and (damaged.first_offset >= start if stop is None else stop > start)
 
 
 def _beyond_any(age_us: int) -> int:

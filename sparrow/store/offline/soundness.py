@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -75,6 +76,52 @@ def examine(path: Path, stream: StreamId, topic: str, on_bytes: OnBytes) -> tupl
     if broken:
         raise DataDamaged(broken[0].what)
     return segment, found
+
+
+class Rescue(NamedTuple):
+    """Row groups of a damaged file, one after the other, that are sound."""
+
+    segment: Segment
+    """As a segment of its own would be described, but for its sums."""
+    groups: range
+
+
+def rescues(path: Path, stream: StreamId, topic: str) -> list[Rescue]:
+    """What can still be served of a file with some damaged row groups; nothing when its footer is."""
+    try:
+        segment = describe(path, stream)
+        _check_names(path, stream, topic, segment)
+    except (DataDamaged, *UNREADABLE):
+        return []
+    broken = [flaw for flaw in flaws(path, segment, _ignore) if not flaw.is_hole]
+    if any(not flaw.position for flaw in broken):
+        return []
+    damaged = {flaw.start_offset for flaw in broken}
+    groups = segment.row_groups()
+    firsts = [*(group.first_offset for group in groups), segment.end_offset]
+    runs: list[Rescue] = []
+    for index, group in enumerate(groups):
+        if group.first_offset in damaged:
+            continue
+        is_next = bool(runs) and runs[-1].groups.stop == index
+        start = runs.pop().groups.start if is_next else index
+        rows = sum(each.rows for each in groups[start : index + 1])
+        piece = msgspec.structs.replace(
+            segment, first_offset=firsts[start], end_offset=firsts[index + 1], rows=rows
+        )
+        runs.append(Rescue(piece, range(start, index + 1)))
+    return runs
+
+
+def read_groups(path: Path, groups: range) -> Iterator[pa.RecordBatch]:
+    """Row groups in the table form, their pages checked."""
+    file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
+    for index in groups:
+        yield from file.read_row_group(index).cast(TABLE_SCHEMA).combine_chunks().to_batches()
+
+
+def _ignore(count: int) -> None:
+    """Nobody counts."""
 
 
 def stated_names(path: Path) -> dict[str, str]:

@@ -1,0 +1,221 @@
+"""Consumers of a simulated broker: they pull and settle, and fail in every way that consumers do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from random import Random
+from typing import Any
+
+from sparrow.broker.broker import Broker
+from sparrow.model.errors import InvalidAckId, SparrowError, StaleAckId
+from sparrow.model.message import Delivered
+from sparrow.model.subscription import Guarantee
+from sparrow.testing.simmodel import Broken, Handed, Item, SubscriptionModel, World
+from sparrow.testing.simplan import Plan
+
+Held = tuple[Delivered, Item, Handed]
+
+
+class _Ask:
+    """An ack that was asked for."""
+
+    def __init__(self, item: Item, was_acked: bool) -> None:
+        self.item = item
+        self.asked_at = item.acked_at
+        self.was_acked = was_acked
+
+
+class Consumer:
+    """One consumer of one subscription. It dies with its broker; the next life has a new one."""
+
+    def __init__(self, number: int, model: SubscriptionModel, world: World, plan: Plan) -> None:
+        self.name = f"{model.name}/c{number}"
+        self._model = model
+        self._world = world
+        self._dice: Random = plan.dice(f"consumer {self.name} {world.life}")
+        self._unconfirmed: list[_Ask] = []
+        self._past: list[Held] = []
+        self._subscription: Any = None
+
+    async def run(self, broker: Broker) -> None:
+        self._subscription = await broker.subscription(self._model.name)
+        while True:
+            await asyncio.sleep(self._dice.uniform(0.0, 0.5))
+            try:
+                await self._turn(broker)
+            except SparrowError as error:
+                self._world.note(self.name, "refused", type(error).__name__)
+                await asyncio.sleep(self._dice.uniform(0.0, 1.0))
+
+    async def _turn(self, broker: Broker) -> None:
+        held = await self._pull()
+        if held and self._dice.random() < 0.08:
+            self._world.note(self.name, "loses the reply with", *(item for _, item, _ in held))
+            return
+        while held:
+            some, held = held[: self._dice.choice((1, 2, 5))], held[self._dice.choice((1, 2, 5)) :]
+            await asyncio.sleep(self._dice.choice((0.0, 0.0, 0.1, 0.5)))
+            await self._settle(some)
+        if self._dice.random() < 0.06:
+            await self._leave(broker)
+        if self._past and self._dice.random() < 0.1:
+            await self._ack([self._dice.choice(self._past)])
+
+    # Receiving.
+
+    async def _pull(self) -> list[Held]:
+        dice, asks = self._dice, list(self._unconfirmed)
+        count, timeout_s = dice.choice((1, 2, 5, 20)), dice.choice((0.0, 0.2, 2.0))
+        task = asyncio.ensure_future(self._subscription.pull(count, timeout_s))
+        if dice.random() < 0.06:
+            await asyncio.sleep(dice.uniform(0.0, 0.1))
+            task.cancel()
+        if self._model.is_at_most_once:
+            self._doubt_at_most_once(task)
+        try:
+            messages: list[Delivered] = await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            self._world.note(self.name, "gives up a pull")
+            return []
+        self._confirm(asks)
+        return self._take(messages)
+
+    def _doubt_at_most_once(self, task: asyncio.Future[Any]) -> None:
+        """What is handed over at most once may be lost with the reply: until the reply is here, and after
+        it never came, nobody knows."""
+        doubtful = [item for item in self._model.responsible() if not item.is_excused]
+        for item in doubtful:
+            item.is_excused = True
+
+        def decide(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                for item in doubtful:
+                    item.is_excused = False
+
+        task.add_done_callback(decide)
+
+    def _take(self, messages: Sequence[Delivered]) -> list[Held]:
+        held: list[Held] = []
+        for message in messages:
+            item = self._model.delivered(message, self.name)
+            held.append((message, item, item.handed[-1]))
+        if held:
+            self._world.note(self.name, "gets", *(f"{item.record}#{m.attempt}" for m, item, _ in held))
+            self._past = (self._past + held)[-10:]
+        return held
+
+    # Settling.
+
+    async def _settle(self, held: list[Held]) -> None:
+        choice = self._dice.random()
+        if choice < 0.62:
+            await self._ack(held)
+        elif choice < 0.8:
+            await self._nack(held)
+        elif choice < 0.88:
+            await self._extend(held)
+            await asyncio.sleep(self._dice.uniform(0.0, 3.0))
+            await self._ack(held)
+        elif choice < 0.94:
+            self._world.note(self.name, "stalls with", *(item for _, item, _ in held))
+            await asyncio.sleep(self._dice.choice((2.0, 6.0, 12.0)))
+            await self._ack(held)
+        else:
+            self._world.note(self.name, "forgets", *(item for _, item, _ in held))
+
+    async def _ack(self, held: list[Held]) -> None:
+        model, is_sure = self._model, self._dice.random() < 0.5
+        is_exact = model.policy.guarantee is Guarantee.EXACTLY_ONCE
+        self._world.note(self.name, "acks", *(item for _, item, _ in held), "surely" if is_sure else "")
+        asks = []
+        stale = [h.ack_id for _, item, h in held if h.is_over or h.life != self._world.life]
+        for _, item, handed in held:
+            was_acked = item.is_acked
+            model.ack_asked(item, handed)
+            asks.append(_Ask(item, was_acked))
+        refused = await self._carefully(
+            self._subscription.ack([message for message, _, _ in held], wait=is_sure)
+        )
+        if refused is None:
+            return
+        if is_exact and set(stale) - refused:
+            raise Broken(f"{self.name}: the ack of an ended lease was taken: {held}")
+        taken = []
+        for (message, _, _), ask in zip(held, asks, strict=True):
+            if message.ack_id in refused:
+                model.ack_refused(ask.item, ask.asked_at, ask.was_acked)
+            else:
+                taken.append(ask)
+        if is_exact or (is_sure and not refused):
+            self._confirm(taken)
+        else:
+            self._unconfirmed += taken
+
+    async def _nack(self, held: list[Held]) -> None:
+        dice, model = self._dice, self._model
+        if model.is_at_most_once:
+            return
+        retry = model.policy.dead_letter_topic is None or dice.random() < 0.7
+        delay_s = dice.choice((None, None, 0.0, 2.0))
+        self._world.note(self.name, "nacks", *(item for _, item, _ in held), "" if retry else "for good")
+        current = [h for _, _, h in held if not h.is_over]
+        for handed in current:
+            handed.is_nacked = handed.is_over = True
+            handed.is_rejected = not retry
+        refused = await self._carefully(
+            self._subscription.nack(
+                [message for message, _, _ in held], delay_s=delay_s, reason="no", retry=retry, wait=True
+            )
+        )
+        if refused is None or refused:
+            return
+        for _, item, handed in held:
+            model.nack_confirmed(item, handed)
+
+    async def _extend(self, held: list[Held]) -> None:
+        if self._model.is_at_most_once:
+            return
+        seconds = self._dice.choice((0.0, 1.0, 5.0))
+        deadline_us = self._world.clock.now_us() + round(seconds * 1_000_000)
+        refused = await self._carefully(self._subscription.extend([m for m, _, _ in held], seconds))
+        for message, _, handed in held:
+            if refused is not None and message.ack_id not in refused:
+                handed.deadline_us = deadline_us
+
+    async def _leave(self, broker: Broker) -> None:
+        """Says goodbye; what it holds is free at once."""
+        self._world.note(self.name, "leaves")
+        for item in self._model.items.values():
+            for handed in item.handed:
+                if handed.consumer == self.name:
+                    handed.is_over = True
+        await self._subscription.close()
+        self._subscription = await broker.subscription(self._model.name)
+
+    async def _carefully(self, work: Awaitable[Any]) -> set[str] | None:
+        """The ids that were refused; None when nobody knows what became of the request."""
+        task = asyncio.ensure_future(work)
+        if self._dice.random() < 0.05:
+            await asyncio.sleep(self._dice.uniform(0.0, 0.05))
+            task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            self._world.note(self.name, "never hears of it")
+            return None
+        except (StaleAckId, InvalidAckId) as error:
+            self._world.note(self.name, "is refused", error.message)
+            if isinstance(error, InvalidAckId):
+                raise Broken(f"{self.name}: an id that was given is refused as none: {error}") from error
+            return set(error.details["refused"])
+        return set()
+
+    def _confirm(self, asks: list[_Ask]) -> None:
+        for ask in asks:
+            self._model.ack_confirmed(ask.item, ask.asked_at)
+        self._unconfirmed = [ask for ask in self._unconfirmed if ask not in asks]
