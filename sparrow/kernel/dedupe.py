@@ -114,7 +114,7 @@ class ProducerLedger:
             if known.base_sequence == base_sequence and known.count == count:
                 return known
         raise SequenceTooOld(
-            f"sequences {base_sequence} to {base_sequence + count - 1} were stored before; "
+            f"sequences {base_sequence} to {base_sequence + count - 1} were stored before or given up; "
             f"the next is {self._expected}",
             expected=self._expected,
         )

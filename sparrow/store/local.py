@@ -485,8 +485,10 @@ class LocalStore:
         await self.rotate()
 
     async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int:
+        # Chosen before any waiting: the checkpoints include these files, and perhaps not those after them.
+        files = self._journal.finished()[:_SEAL_FILES_MAX]
         async with self._keeping:
-            files = self._journal.finished()[:_SEAL_FILES_MAX]
+            files = [file for file in files if self._journal.files.get(file.number) is file]
             if not files:
                 return 0
             plan = self._plan(files)

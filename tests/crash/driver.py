@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute  # noqa: F401 - imported before the fork, so that no child pays for it
-import pyarrow.parquet  # noqa: F401
+import pyarrow.compute
+import pyarrow.parquet  # noqa: F401 - imported before the fork, so that no child pays for it
 
 from sparrow.broker.broker import Broker
 from sparrow.model.settings import (
@@ -319,7 +319,7 @@ class Life:
 def live(life: Life) -> None:
     try:
         asyncio.run(life.run())
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it
         life.tell("failed", traceback.format_exc())
     os._exit(1)
 

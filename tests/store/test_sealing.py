@@ -194,6 +194,27 @@ async def test_a_segment_is_checkpointed_with_the_seal(store: LocalStore) -> Non
     assert store.finished_bytes() == 0
 
 
+async def test_a_seal_that_has_to_wait_takes_only_the_files_that_its_checkpoints_include(store: LocalStore) -> None:
+    topic = await topic_of(store)
+    stream = StreamId(topic.id, 0)
+    await publish(store, stream, 10)
+    await store.rotate()
+    async with store._keeping:
+        sealing = asyncio.create_task(store.seal([], []))
+        await asyncio.sleep(0)
+        await publish(store, stream, 5)
+        await store.rotate()
+    assert await sealing == 10
+    assert await store.seal([], []) == 5
+
+
+async def test_two_seals_at_once_seal_each_file_once(store: LocalStore) -> None:
+    topic = await topic_of(store)
+    await publish(store, StreamId(topic.id, 0), 10)
+    await store.rotate()
+    assert sorted(await asyncio.gather(store.seal([], []), store.seal([], []))) == [0, 10]
+
+
 # Readers.
 
 
