@@ -39,7 +39,7 @@ SEALED_COSTS_S_MAX = 0.2
 TAIL, HISTORY = "tail", "history"
 IN_FLIGHT = 16
 SMALL_BYTES = 100
-KILL_AFTER_S = 0.05
+KILL_AFTER_S = 0.3
 """Long enough after the last counted receipt that the kill meets a write."""
 SEGMENT_MESSAGES = 128 * MIB // MESSAGE_BYTES
 """What a default journal file of 1 KB messages holds, and so a segment."""

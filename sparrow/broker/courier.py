@@ -30,7 +30,7 @@ from sparrow.kernel.poison import LARGE_BYTES
 from sparrow.kernel.schedule import NEVER_US
 from sparrow.model.errors import DataDamaged, OffsetOutOfRange, SparrowError, TopicNotFound
 from sparrow.model.message import Delivered, StreamId, parse_message_id
-from sparrow.model.subscription import Guarantee, Subscription
+from sparrow.model.subscription import Guarantee, Ordering, Subscription
 from sparrow.store.ports import Store
 
 
@@ -157,6 +157,14 @@ class Courier:
                 self.delivery.give_back(run.stream, BitMap64(run.to_offsets()))
             raise
         self.set_timer()
+        return self._in_order(found) if len(over.runs) > 1 else found
+
+    def _in_order(self, found: list[Delivered]) -> list[Delivered]:
+        """Over several streams a window hands out runs; their messages belong in the order of their lane."""
+        policy = self.subscription.policy
+        if policy.key_window > 1 and policy.ordering in (Ordering.TOTAL, Ordering.PUBLISHER):
+            places = {stream: place for place, stream in enumerate(self.delivery.streams)}
+            found.sort(key=lambda m: (m.publish_time_us, places[m.topic_id, m.partition], m.offset))
         return found
 
     async def _page(self, stream: StreamId, offset: int) -> Page | None:
@@ -195,7 +203,7 @@ class Courier:
             bounds = services.store.bounds(wish.stream)
             start = max(wish.start_offset, bounds.start_offset)
             if start >= bounds.end_offset:
-                return False
+                return self._pass_gap(wish, start)
             page = await services.pages.at(wish.stream, start)
         except TopicNotFound:
             return False
@@ -205,6 +213,7 @@ class Courier:
             return self._pass_damage(wish, damage)
         if page is None:
             return False
+        self._pass_gap(wish, max(start, page.first_offset))
         self.delivery.offer(self._arrival(page, start, wish.max_messages), services.clock.now_us())
         return True
 
@@ -216,10 +225,14 @@ class Courier:
         logs.get("delivery").error(
             "damage-skipped", str(damage), subscription=self.subscription.name, end_offset=end
         )
-        passed = Arrival(
-            stream=wish.stream, first_offset=wish.start_offset, end_offset=end, selected=BitMap64()
-        )
-        self.delivery.offer(passed, self._services.clock.now_us())
+        return self._pass_gap(wish, end)
+
+    def _pass_gap(self, wish: Wish, end: int) -> bool:
+        """The log holds nothing from the wish up to ``end``; False when there is no such gap."""
+        if end <= wish.start_offset:
+            return False
+        gap = Arrival(stream=wish.stream, first_offset=wish.start_offset, end_offset=end, selected=BitMap64())
+        self.delivery.offer(gap, self._services.clock.now_us())
         return True
 
     def _arrival(self, page: Page, start: int, limit: int) -> Arrival:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ class Topics:
         self._by_id = {topic.id: topic for topic in store.topics()}
         self._creating: dict[str, asyncio.Future[Topic]] = {}
         self._leaving: dict[str, asyncio.Future[None]] = {}
+        self._changes: set[asyncio.Task[None]] = set()
         self.on_change: OnChange = _nobody
         """Told of every topic that is new or has more partitions, before anyone may use it."""
         self._allowance = settings.auto_create_per_s
@@ -98,20 +99,25 @@ class Topics:
             )
         future: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
         self._creating[name] = future
+        self._see_through(self._finish_creation(name, partitions, policy, future))
+        # The same future as for all others who wait, so that they go on in the order in which they came.
+        return await asyncio.shield(future)
+
+    async def _finish_creation(
+        self, name: str, partitions: int, policy: TopicPolicy, future: asyncio.Future[Topic]
+    ) -> None:
         try:
-            topic = await self._store.create_topic(name, partitions, policy, self._clock.now_us())
+            try:
+                topic = await self._store.create_topic(name, partitions, policy, self._clock.now_us())
+            finally:
+                del self._creating[name]
+            self._keep(topic)
+            await self.on_change(topic)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else TopicNotFound("cancelled"))
-            future.exception()  # Nobody else may be waiting.
+            future.exception()  # Nobody may be waiting any more.
             raise
-        finally:
-            del self._creating[name]
-        self._keep(topic)
-        try:
-            await self.on_change(topic)
-        finally:
-            future.set_result(topic)
-        return topic
+        future.set_result(topic)
 
     async def update(self, name: object, partitions: object | None, options: dict[str, Any]) -> Topic:
         """Changes a topic's policy; its partitions may grow, never shrink."""
@@ -125,15 +131,21 @@ class Topics:
         policy = parse_policy(options, before.policy)
         topic = msgspec.structs.replace(before, partitions=count, policy=policy)
         if topic != before:
-            await self._store.update_topic(topic)
-            self._keep(topic)
-            await self.on_change(topic)
+            await asyncio.shield(self._see_through(self._finish_update(topic)))
         return topic
+
+    async def _finish_update(self, topic: Topic) -> None:
+        await self._store.update_topic(topic)
+        self._keep(topic)
+        await self.on_change(topic)
 
     async def delete(self, topic: Topic) -> None:
         """The topic, its messages and its name go."""
         del self._by_name[topic.name]
         self._leaving[topic.name] = gone = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._see_through(self._finish_deletion(topic, gone)))
+
+    async def _finish_deletion(self, topic: Topic, gone: asyncio.Future[None]) -> None:
         try:
             await self._store.delete_topic(topic)
         except BaseException:
@@ -148,6 +160,18 @@ class Topics:
         """A new topic of a name waits until the old one's files are gone, because it will use the same."""
         if name in self._leaving:
             await asyncio.shield(self._leaving[name])
+
+    def _see_through(self, change: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs a change to its end also when its caller gives up: store and registry must not differ."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        return task
+
+    def _changed(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # Whoever waits has it; when nobody does, it is no reason to complain.
 
     def _keep(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic

@@ -14,7 +14,7 @@ from sparrow.model.subscription import Guarantee
 from sparrow.testing.simmodel import Broken, Handed, Item, SubscriptionModel, World
 from sparrow.testing.simplan import Plan
 
-Held = tuple[Delivered, Item, Handed]
+Held = tuple[Item, Handed]
 
 
 class _Ask:
@@ -35,7 +35,6 @@ class Consumer:
         self._world = world
         self._dice: Random = plan.dice(f"consumer {self.name} {world.life}")
         self._unconfirmed: list[_Ask] = []
-        self._past: list[Held] = []
         self._subscription: Any = None
 
     async def run(self, broker: Broker) -> None:
@@ -51,7 +50,7 @@ class Consumer:
     async def _turn(self, broker: Broker) -> None:
         held = await self._pull()
         if held and self._dice.random() < 0.08:
-            self._world.note(self.name, "loses the reply with", *(item for _, item, _ in held))
+            self._world.note(self.name, "loses the reply with", *(item for item, _ in held))
             return
         while held:
             some, held = held[: self._dice.choice((1, 2, 5))], held[self._dice.choice((1, 2, 5)) :]
@@ -59,8 +58,14 @@ class Consumer:
             await self._settle(some)
         if self._dice.random() < 0.06:
             await self._leave(broker)
-        if self._past and self._dice.random() < 0.1:
-            await self._ack([self._dice.choice(self._past)])
+        if self._dice.random() < 0.1:
+            await self._ack_again()
+
+    async def _ack_again(self) -> None:
+        """With an id of any time, maybe of an earlier broker."""
+        past = [(item, handed) for item in self._model.items.values() for handed in item.handed]
+        if past:
+            await self._ack([self._dice.choice(past)])
 
     # Receiving.
 
@@ -71,40 +76,27 @@ class Consumer:
         if dice.random() < 0.06:
             await asyncio.sleep(dice.uniform(0.0, 0.1))
             task.cancel()
-        if self._model.is_at_most_once:
-            self._doubt_at_most_once(task)
+        self._model.pulls += 1
         try:
             messages: list[Delivered] = await task
-        except asyncio.CancelledError:
-            if not task.cancelled():
+        except BaseException as error:
+            self._model.reply_lost()
+            if not isinstance(error, asyncio.CancelledError) or not task.cancelled():
                 raise
             self._world.note(self.name, "gives up a pull")
             return []
+        finally:
+            self._model.pulls -= 1
         self._confirm(asks)
         return self._take(messages)
-
-    def _doubt_at_most_once(self, task: asyncio.Future[Any]) -> None:
-        """What is handed over at most once may be lost with the reply: until the reply is here, and after
-        it never came, nobody knows."""
-        doubtful = [item for item in self._model.responsible() if not item.is_excused]
-        for item in doubtful:
-            item.is_excused = True
-
-        def decide(done: asyncio.Future[Any]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                for item in doubtful:
-                    item.is_excused = False
-
-        task.add_done_callback(decide)
 
     def _take(self, messages: Sequence[Delivered]) -> list[Held]:
         held: list[Held] = []
         for message in messages:
             item = self._model.delivered(message, self.name)
-            held.append((message, item, item.handed[-1]))
+            held.append((item, item.handed[-1]))
         if held:
-            self._world.note(self.name, "gets", *(f"{item.record}#{m.attempt}" for m, item, _ in held))
-            self._past = (self._past + held)[-10:]
+            self._world.note(self.name, "gets", *(f"{item.record}#{h.attempt}" for item, h in held))
         return held
 
     # Settling.
@@ -120,36 +112,34 @@ class Consumer:
             await asyncio.sleep(self._dice.uniform(0.0, 3.0))
             await self._ack(held)
         elif choice < 0.94:
-            self._world.note(self.name, "stalls with", *(item for _, item, _ in held))
+            self._world.note(self.name, "stalls with", *(item for item, _ in held))
             await asyncio.sleep(self._dice.choice((2.0, 6.0, 12.0)))
             await self._ack(held)
         else:
-            self._world.note(self.name, "forgets", *(item for _, item, _ in held))
+            self._world.note(self.name, "forgets", *(item for item, _ in held))
 
     async def _ack(self, held: list[Held]) -> None:
         model, is_sure = self._model, self._dice.random() < 0.5
         is_exact = model.policy.guarantee is Guarantee.EXACTLY_ONCE
-        self._world.note(self.name, "acks", *(item for _, item, _ in held), "surely" if is_sure else "")
+        self._world.note(self.name, "acks", *(item for item, _ in held), "surely" if is_sure else "")
         asks = []
-        stale = [h.ack_id for _, item, h in held if h.is_over or h.life != self._world.life]
-        for _, item, handed in held:
+        stale = {h.ack_id for _, h in held if h.is_over or h.life != self._world.life}
+        for item, handed in held:
             was_acked = item.is_acked
             model.ack_asked(item, handed)
             asks.append(_Ask(item, was_acked))
-        refused = await self._carefully(
-            self._subscription.ack([message for message, _, _ in held], wait=is_sure)
-        )
+        refused = await self._carefully(self._subscription.ack(_ids(held), wait=is_sure))
         if refused is None:
             return
-        if is_exact and set(stale) - refused:
+        if is_exact and stale - refused:
             raise Broken(f"{self.name}: the ack of an ended lease was taken: {held}")
         taken = []
-        for (message, _, _), ask in zip(held, asks, strict=True):
-            if message.ack_id in refused:
+        for (_, handed), ask in zip(held, asks, strict=True):
+            if handed.ack_id in refused:
                 model.ack_refused(ask.item, ask.asked_at, ask.was_acked)
             else:
                 taken.append(ask)
-        if is_exact or (is_sure and not refused):
+        if is_exact or is_sure:
             self._confirm(taken)
         else:
             self._unconfirmed += taken
@@ -160,29 +150,25 @@ class Consumer:
             return
         retry = model.policy.dead_letter_topic is None or dice.random() < 0.7
         delay_s = dice.choice((None, None, 0.0, 2.0))
-        self._world.note(self.name, "nacks", *(item for _, item, _ in held), "" if retry else "for good")
-        current = [h for _, _, h in held if not h.is_over]
-        for handed in current:
+        self._world.note(self.name, "nacks", *(item for item, _ in held), "" if retry else "for good")
+        for handed in [h for _, h in held if not h.is_over]:
             handed.is_nacked = handed.is_over = True
             handed.is_rejected = not retry
         refused = await self._carefully(
-            self._subscription.nack(
-                [message for message, _, _ in held], delay_s=delay_s, reason="no", retry=retry, wait=True
-            )
+            self._subscription.nack(_ids(held), delay_s=delay_s, reason="no", retry=retry, wait=True)
         )
-        if refused is None or refused:
-            return
-        for _, item, handed in held:
-            model.nack_confirmed(item, handed)
+        for item, handed in held:
+            if refused is not None and handed.ack_id not in refused:
+                model.nack_confirmed(item, handed)
 
     async def _extend(self, held: list[Held]) -> None:
         if self._model.is_at_most_once:
             return
         seconds = self._dice.choice((0.0, 1.0, 5.0))
         deadline_us = self._world.clock.now_us() + round(seconds * 1_000_000)
-        refused = await self._carefully(self._subscription.extend([m for m, _, _ in held], seconds))
-        for message, _, handed in held:
-            if refused is not None and message.ack_id not in refused:
+        refused = await self._carefully(self._subscription.extend(_ids(held), seconds))
+        for _, handed in held:
+            if refused is not None and handed.ack_id not in refused:
                 handed.deadline_us = deadline_us
 
     async def _leave(self, broker: Broker) -> None:
@@ -219,3 +205,7 @@ class Consumer:
         for ask in asks:
             self._model.ack_confirmed(ask.item, ask.asked_at)
         self._unconfirmed = [ask for ask in self._unconfirmed if ask not in asks]
+
+
+def _ids(held: list[Held]) -> list[str]:
+    return [handed.ack_id for _, handed in held]

@@ -141,6 +141,12 @@ class SubscriptionModel:
         self.resets = 0
         """Seeks and replays: each may bring back anything."""
         self.is_changing = False
+        """A change of the whole subscription is under way, and nobody knows how far it got."""
+        self.pulls = 0
+        """Under way now."""
+        self._lost_until_us = 0
+        """Under *at most once*: what was published up to here may be gone with a lost reply."""
+        self._skips: dict[StreamId, int] = {}
         self._world = world
 
     @property
@@ -159,6 +165,7 @@ class SubscriptionModel:
         found = self.items.get(place)
         if found is None:
             found = self.items[place] = Item(record, place)
+            found.is_excused = place.offset < self._skips.get(place.stream, 0)
         return found
 
     def responsible(self) -> Iterator[Item]:
@@ -214,7 +221,7 @@ class SubscriptionModel:
             raise self._broken(item, f"was handed over {deliver_at_us - latest_us} us too early")
         if expires_at_us and not self.is_at_most_once and not self.is_changing:
             leased_at_us = message.deadline_us - round(self.policy.ack_deadline_s * 1_000_000)
-            if len(self.policies) == 1 and leased_at_us >= expires_at_us:
+            if len(self.policies) == 1 and not self.resets and leased_at_us >= expires_at_us:
                 raise self._broken(item, "was handed over after its time to live")
 
     def _check_attempt(self, item: Item, message: Delivered) -> None:
@@ -292,6 +299,8 @@ class SubscriptionModel:
         """Whether nothing that is known could have ended it."""
         if item.is_acked or item.is_excused or self.may_be_dead(item) or self.may_have_expired(item):
             return False
+        if self.is_at_most_once and (self.pulls or (item.record.time_us or 0) <= self._lost_until_us):
+            return False
         return item.place.offset >= self._world.log_starts.get(item.place.stream, 0)
 
     def may_be_dead(self, item: Item) -> bool:
@@ -336,26 +345,35 @@ class SubscriptionModel:
 
     # What happens to all items at once.
 
+    def reply_lost(self) -> None:
+        """Of a pull; what it took under *at most once* is gone."""
+        self._lost_until_us = self._world.clock.latest_us
+
     def leases_ended(self) -> None:
         """Without a failed attempt."""
         for item in self.items.values():
             for handed in item.handed:
                 handed.is_over = True
 
-    def in_doubt(self) -> None:
-        """Nobody knows what is acked and what is not."""
+    def in_doubt(self, ends: dict[StreamId, int]) -> None:
+        """Nobody knows what is acked and what is not, up to these offsets."""
         self.resets += 1
-        for item in list(self.responsible()):
-            item.is_excused = True
-            item.is_done = False
-            item.attempt_min = 1
-        for item in self.items.values():
+        self.leases_ended()
+        self._skips.update({stream: end for stream, end in ends.items() if stream in self.starts})
+        for item in [*self.responsible(), *self.items.values()]:
             item.is_excused, item.is_done, item.attempt_min = True, False, 1
 
     def renewed(self, item: Item, since: int) -> None:
-        """A confirmed seek made it new; an ack asked for after the seek counts still."""
+        """A confirmed seek made it new; an ack asked for after the seek was counts still."""
         if item.acked_at < since:
             item.is_acked = item.is_done = item.is_excused = False
+
+    def replay_asked(self) -> None:
+        """What may be in the dead letters may come again."""
+        self.resets += 1
+        for item in self.items.values():
+            if self.may_be_dead(item) or self.may_have_expired(item):
+                item.is_excused, item.is_done, item.attempt_min = True, False, 1
 
 
 class World:

@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from sparrow.model.errors import DataDamaged
 from sparrow.model.message import StreamId
 from sparrow.model.topic import Topic, TopicPolicy
 from sparrow.store.catalog_salvage import SalvagedRows, salvage
@@ -22,7 +21,8 @@ from sparrow.store.catalog_tables import Segment, SegmentKey, StreamRow
 from sparrow.store.directory import TopicFile
 from sparrow.store.entry import Header, Kind
 from sparrow.store.offline import access
-from sparrow.store.offline.soundness import Flaw, examine, rescues, stated_names
+from sparrow.store.offline.examiner import Examiner, Report
+from sparrow.store.offline.soundness import Flaw
 from sparrow.store.recovery import JournalScan, scan_journal
 
 OnBytes = Callable[[int], None]
@@ -98,19 +98,24 @@ class Evidence:
 
 def gather(root: Path, on_bytes: OnBytes) -> Evidence:
     """Reads everything once; changes nothing."""
+    with Examiner() as examiner:
+        return _gather(root, examiner, on_bytes)
+
+
+def _gather(root: Path, examiner: Examiner, on_bytes: OnBytes) -> Evidence:
     found = Evidence(root)
     found.salvaged = _salvage(root)
     if found.salvaged:
         found.listed = {segment.key: segment for segment in found.salvaged.rows.segments}
         found.stream_rows = {row.stream: row for row in found.salvaged.rows.streams}
     _hear_journal(found, on_bytes)
-    _hear_topics(found)
+    _hear_topics(found, examiner)
     known = {name: file.topic.id for name, file in found.topic_files.items()}
     known |= {name: topic.id for name, topic in found.topics_by_segment.items()}
     for topic in found.salvaged.rows.topics if found.salvaged else []:
         known.setdefault(topic.name, topic.id)
     for name, topic_id in known.items():
-        _hear_segments(found, name, topic_id, on_bytes)
+        _hear_segments(found, examiner, name, topic_id, on_bytes)
     return found
 
 
@@ -168,7 +173,7 @@ def _hear_batch(found: Evidence, header: Header) -> None:
 # Topics and segments.
 
 
-def _hear_topics(found: Evidence) -> None:
+def _hear_topics(found: Evidence, examiner: Examiner) -> None:
     salvaged = {topic.name for topic in found.salvaged.rows.topics} if found.salvaged else set()
     for path, file in access.topic_files(found.root):
         if path.name.endswith("#deleted"):
@@ -176,17 +181,18 @@ def _hear_topics(found: Evidence) -> None:
         if file is not None and file.topic.name == path.name:
             found.topic_files[path.name] = file
         elif path.name not in salvaged:
-            topic = _topic_by_segments(path)
+            topic = _topic_by_segments(path, examiner)
             if topic is None:
                 found.unknown_directories.append(path)
             else:
                 found.topics_by_segment[path.name] = topic
 
 
-def _topic_by_segments(directory: Path) -> Topic | None:
+def _topic_by_segments(directory: Path, examiner: Examiner) -> Topic | None:
     files = access.partition_files(directory)
-    for _, path in files:
-        names = stated_names(path) if path.suffix == ".parquet" else {}
+    for partition, path in files:
+        is_segment = path.suffix == ".parquet"
+        names = examiner.examine(path, directory.name, StreamId(0, partition)).names if is_segment else {}
         topic_id = names.get("sparrow.topic_id", "")
         if names.get("sparrow.topic") == directory.name and topic_id.isdigit():
             created_at_us = int(directory.stat().st_mtime * 1_000_000)
@@ -201,54 +207,45 @@ def _topic_by_segments(directory: Path) -> Topic | None:
     return None
 
 
-def _hear_segments(found: Evidence, topic: str, topic_id: int, on_bytes: OnBytes) -> None:
+def _hear_segments(found: Evidence, examiner: Examiner, topic: str, topic_id: int, on_bytes: OnBytes) -> None:
     directory = found.root / "topics" / topic
     for place in directory.glob("*/"):
         if place.name.isdigit():
             found.partitions_on_disk.add(StreamId(topic_id, int(place.name)))
     for partition, path in access.partition_files(directory):
         stem, _, kind = path.name.partition(".")
-        if not stem.isdigit() or kind not in ("parquet", "parquet.damaged"):
-            continue
-        stream = StreamId(topic_id, partition)
-        if kind == "parquet.damaged":
-            _hear_damage(found, path, stream, topic, "it was set aside earlier")
-            continue
-        try:
-            segment, holes = examine(path, stream, topic, _ignore)
-        except DataDamaged as error:
-            _hear_damage(found, path, stream, topic, error.message)
-        else:
-            listed = found.listed.get(segment.key)
-            complaint = _complaint(segment, listed) if found.is_salvage_fresh else None
-            if complaint:
-                _hear_damage(found, path, stream, topic, complaint)
-            else:
-                found.sound.setdefault(stream, []).append(SoundSegment(path, segment, holes))
-        on_bytes(path.stat().st_size)
+        if stem.isdigit() and kind in ("parquet", "parquet.damaged"):
+            stream = StreamId(topic_id, partition)
+            _hear_segment(found, path, stream, examiner.examine(path, topic, stream))
+            on_bytes(path.stat().st_size if kind == "parquet" else 0)
 
 
-def _complaint(segment: Segment, listed: Segment | None) -> str | None:
+def _hear_segment(found: Evidence, path: Path, stream: StreamId, report: Report) -> None:
+    segment = report.segment
+    complaint = "it was set aside earlier" if path.suffix == ".damaged" else report.complaint
+    if segment is not None and found.is_salvage_fresh:
+        complaint = complaint or _complaint(segment, found.listed.get(segment.key))
+    if segment is not None and not complaint:
+        found.sound.setdefault(stream, []).append(SoundSegment(path, segment, report.holes))
+        return
+    found.damaged.append(_damaged(found, path, stream, report.names, complaint))
+    for rescue in report.rescues:
+        groups = range(rescue.first_group, rescue.end_group)
+        found.sound.setdefault(stream, []).append(SoundSegment(path, rescue.segment, [], groups))
+
+
+def _complaint(segment: Segment, listed: Segment | None) -> str:
     """A file that passes its own checks can still not be the one that the catalog lists."""
-    return "it does not match the catalog's sums" if listed is not None and listed != segment else None
+    return "it does not match the catalog's sums" if listed is not None and listed != segment else ""
 
 
-def _hear_damage(found: Evidence, path: Path, stream: StreamId, topic: str, what: str) -> None:
-    found.damaged.append(_damaged(found, path, stream, what))
-    for rescue in rescues(path, stream, topic):
-        piece = SoundSegment(path, rescue.segment, [], rescue.groups)
-        found.sound.setdefault(stream, []).append(piece)
-
-
-def _damaged(found: Evidence, path: Path, stream: StreamId, what: str) -> DamagedSegment:
+def _damaged(
+    found: Evidence, path: Path, stream: StreamId, names: dict[str, str], what: str
+) -> DamagedSegment:
     first_offset = int(path.name.partition(".")[0])
     listed = found.listed.get(SegmentKey(*stream, first_offset))
-    stated = stated_names(path).get("sparrow.end_offset", "")
+    stated = names.get("sparrow.end_offset", "")
     end = listed.end_offset if listed else int(stated) if stated.isdigit() else None
     if end is not None and end <= first_offset:
         end = None
     return DamagedSegment(path, stream, first_offset, end, what)
-
-
-def _ignore(count: int) -> None:
-    """Progress is counted by file here."""

@@ -80,7 +80,7 @@ class Examiner:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-m", "sparrow.store.offline.examiner"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # The library's last words are for nobody.
@@ -112,5 +112,4 @@ def _ignore(count: int) -> None:
 
 
 if __name__ == "__main__":
-    # The name under which others import this file, so that both sides mean the same classes.
     serve()

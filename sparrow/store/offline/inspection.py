@@ -21,10 +21,10 @@ from sparrow.store.batch import decode, to_table_form
 from sparrow.store.catalog_tables import Segment, StreamRow
 from sparrow.store.entry import CONTINUES, FILE_HEADER_BYTES, SEQUENCES, Broken, Header, Kind, Scan, unpack
 from sparrow.store.journalfile import JournalFile
-from sparrow.store.lake import SegmentReader, describe
+from sparrow.store.lake import SegmentReader
 from sparrow.store.offline import access
+from sparrow.store.offline.examiner import Examiner
 from sparrow.store.offline.findings import Finding, gap
-from sparrow.store.offline.soundness import UNREADABLE
 from sparrow.store.offline.summaries import (
     CatalogSummary,
     EntrySummary,
@@ -62,15 +62,16 @@ class Inspection:
     def _known_segments(self) -> list[Segment]:
         if self._catalog is not None:
             return self._catalog.segments
-        return [segment for topic in self._topics for segment in self._described(topic)]
+        with Examiner() as examiner:
+            return [segment for topic in self._topics for segment in self._sound(topic, examiner)]
 
-    def _described(self, topic: Topic) -> Iterator[Segment]:
+    def _sound(self, topic: Topic, examiner: Examiner) -> Iterator[Segment]:
+        """Segments that pass their own checks; `verify` names the others."""
         for partition, path in access.partition_files(self._root / "topics" / topic.name):
             if path.suffix == ".parquet":
-                try:
-                    yield describe(path, StreamId(topic.id, partition))
-                except (DataDamaged, *UNREADABLE):
-                    continue  # `verify` names it.
+                report = examiner.examine(path, topic.name, StreamId(topic.id, partition))
+                if report.segment is not None:
+                    yield report.segment
 
     def topic(self, name: str) -> Topic:
         """The topic of this name."""

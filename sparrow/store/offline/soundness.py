@@ -83,7 +83,8 @@ class Rescue(NamedTuple):
 
     segment: Segment
     """As a segment of its own would be described, but for its sums."""
-    groups: range
+    first_group: int
+    end_group: int
 
 
 def rescues(path: Path, stream: StreamId, topic: str) -> list[Rescue]:
@@ -103,13 +104,13 @@ def rescues(path: Path, stream: StreamId, topic: str) -> list[Rescue]:
     for index, group in enumerate(groups):
         if group.first_offset in damaged:
             continue
-        is_next = bool(runs) and runs[-1].groups.stop == index
-        start = runs.pop().groups.start if is_next else index
+        is_next = bool(runs) and runs[-1].end_group == index
+        start = runs.pop().first_group if is_next else index
         rows = sum(each.rows for each in groups[start : index + 1])
         piece = msgspec.structs.replace(
             segment, first_offset=firsts[start], end_offset=firsts[index + 1], rows=rows
         )
-        runs.append(Rescue(piece, range(start, index + 1)))
+        runs.append(Rescue(piece, start, index + 1))
     return runs
 
 

@@ -25,8 +25,9 @@ from sparrow.store.entry import Header, unpack
 from sparrow.store.hot import HotWindow
 from sparrow.store.offline import access
 from sparrow.store.offline.access import CatalogView
+from sparrow.store.offline.examiner import Examiner
 from sparrow.store.offline.findings import Finding, from_damage, gap, unreadable
-from sparrow.store.offline.soundness import examine, flaws
+from sparrow.store.offline.soundness import flaws
 from sparrow.store.ports import Damage
 from sparrow.store.recovery import JournalScan, Replay, scan_journal
 
@@ -250,14 +251,15 @@ class _Verification:
                     topic=path.name,
                 )
             else:
-                self._check_files(path, found)
+                with Examiner() as examiner:
+                    self._check_files(path, found, examiner)
         self._note(
             "catalog.db",
             "what fits together cannot be told without it",
             "`sparrow log rebuild --dry-run` says which messages can be served",
         )
 
-    def _check_files(self, directory: Path, found: TopicFile) -> None:
+    def _check_files(self, directory: Path, found: TopicFile, examiner: Examiner) -> None:
         for partition, path in access.partition_files(directory):
             if path.suffix != ".parquet":
                 continue
@@ -266,19 +268,15 @@ class _Verification:
             self._verdict.segment_bytes += size
             if self._verdict.is_fast:
                 continue
-            before = self._done
-            try:
-                stream = StreamId(found.topic.id, partition)
-                examine(path, stream, found.topic.name, self._advance)
-            except DataDamaged as error:
+            report = examiner.examine(path, found.topic.name, StreamId(found.topic.id, partition))
+            if report.complaint:
                 self._damage(
                     self._name(path),
-                    error.message,
-                    f"its messages, from offset {path.stem.lstrip('0') or '0'} on, cannot be read",
+                    report.complaint,
+                    f"messages in it, from offset {path.stem.lstrip('0') or '0'} on, cannot be read",
                     topic=found.topic.name,
                     partition=partition,
                 )
-            self._done = before
             self._advance(size)
 
     # The journal, either way.
