@@ -164,7 +164,7 @@ class Courier:
         policy = self.subscription.policy
         if policy.key_window > 1 and policy.ordering in (Ordering.TOTAL, Ordering.PUBLISHER):
             places = {stream: place for place, stream in enumerate(self.delivery.streams)}
-            found.sort(key=lambda m: (m.publish_time_us, places[m.topic_id, m.partition], m.offset))
+            found.sort(key=lambda m: (m.publish_time_us, places[StreamId(m.topic_id, m.partition)], m.offset))
         return found
 
     async def _page(self, stream: StreamId, offset: int) -> Page | None:

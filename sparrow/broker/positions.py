@@ -83,6 +83,8 @@ class Positions:
         name = parse_subscription(name)
         if name in ("earliest", "latest"):
             raise InvalidArgument(f"{name!r} is a position, not a name for a snapshot")
+        if not isinstance(ttl_s, int | float):
+            raise InvalidArgument(f"ttl_s must be a number of seconds, not {ttl_s!r}")
         await self.expire()
         if name in self._snapshots:
             raise AlreadyExists(

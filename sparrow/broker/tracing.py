@@ -23,7 +23,8 @@ class Tracer:
     async def trace(self, message_id: str) -> list[Trace]:
         """One answer a subscription, by name; an id that was never given is refused."""
         place = parse_message_id(message_id)
-        if self._topics.find(place.topic_id) is None:
+        topic = self._topics.find(place.topic_id)
+        if topic is None or place.partition >= topic.partitions:
             raise MessageNotFound(f"no topic holds the message {message_id}")
         end = self._store.bounds(place.stream).end_offset
         if place.offset >= end:

@@ -384,13 +384,15 @@ def _print_findings(console: Console, title: str, findings: Sequence[Finding]) -
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
+    from rich.padding import Padding
+
     at = ""
     if finding.position is not None:
         end = f"–{finding.end_position - 1}" if finding.end_position else ""  # noqa: RUF001
         at = f" at byte {finding.position}{end}"
     console.print(f"{finding.file}{at}", soft_wrap=True)
-    console.print(f"  {finding.what}")
-    console.print(f"  → {finding.meaning}")
+    console.print(Padding.indent(finding.what, 2))
+    console.print(Padding.indent(f"→ {finding.meaning}", 2))
 
 
 def _count(number: int, noun: str, nouns: str | None = None) -> str:

@@ -317,7 +317,7 @@ class Delivery(DeliveryState):
 
     def extend(self, ids: Sequence[str], seconds: float, now_us: int, consumer: str | None = None) -> Settled:
         """Give leases a new deadline, counted from now; 0 makes them due at the next tick."""
-        if not 0 <= seconds <= DEADLINE_S_MAX:
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= DEADLINE_S_MAX:
             raise InvalidArgument(f"seconds must be from 0 to {DEADLINE_S_MAX}, not {seconds!r}")
         groups, bad = parse_ack_ids(ids)
         settled = Settled([], [Refusal(*each) for each in bad])
@@ -459,7 +459,7 @@ class Delivery(DeliveryState):
             )
         if delay_s is None:
             return None
-        if not 0 <= delay_s <= DELAY_S_MAX:
+        if not isinstance(delay_s, int | float) or not 0 <= delay_s <= DELAY_S_MAX:
             raise InvalidArgument(f"delay_s must be from 0 to {DELAY_S_MAX:,}, not {delay_s!r}")
         return round(delay_s * 1_000_000)
 

@@ -45,7 +45,12 @@ class Mishap(NamedTuple):
 
     @property
     def entry(self) -> Attempt:
-        return Attempt(self.kind, self.at_us, self.consumer, self.reason[:REASON_LENGTH_MAX])
+        return Attempt(self.kind, self.at_us, self.consumer, storable(self.reason))
+
+
+def storable(reason: str) -> str:
+    """As much of a consumer's text as is kept; what is not Unicode proper becomes a question mark."""
+    return reason[:REASON_LENGTH_MAX].encode(errors="replace").decode()
 
 
 class Judge:
@@ -163,7 +168,7 @@ class Judge:
             mishap.at_us,
             due_at_us,
             mishap.consumer,
-            mishap.reason[:REASON_LENGTH_MAX],
+            storable(mishap.reason),
             verdict,
         )
 

@@ -7,6 +7,7 @@ it is served, and starting at any offset costs one row group.
 
 from __future__ import annotations
 
+import os
 import struct
 from bisect import bisect_right
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from sparrow.store.disk import Disk
 FORMAT = b"1"
 _TAIL = struct.Struct("<I4s")  # Parquet ends with the footer's length and its magic.
 _PARQUET_MAGIC = b"PAR1"
+_FOOTER_GUESS_BYTES = 64 * 1024  # Parquet's reader fetches so much of a file's end, however short the footer
 
 
 def file_name(first_offset: int) -> str:
@@ -194,20 +196,68 @@ def _us(moment: Any) -> int:
     return int(pa.scalar(moment, pa.timestamp("us", tz="UTC")).value)
 
 
+class _Stretch:
+    """A file of which only one stretch is in memory; Parquet's reader asks for nothing else."""
+
+    closed = False
+
+    def __init__(self, size: int, start: int, content: bytes) -> None:
+        self._size = size
+        self._start = start
+        self._content = memoryview(content)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = position + (0, self._position, self._size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, length: int = -1) -> bytes:
+        first = self._position - self._start
+        length = self._size - self._position if length < 0 else length
+        assert 0 <= first <= len(self._content) - length, "only what was fetched is asked for"
+        self._position += length
+        return bytes(self._content[first : first + length])
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
 class SegmentReader:
-    """An open segment; groups are checked and decoded one at a time."""
+    """An open segment; groups are fetched, checked and decoded one at a time.
+
+    A group is fetched with one read of just its bytes. Mapping the file would let the kernel read far
+    ahead of a reader that wants one group (18 times as much, measured), and a bad disk kill the process.
+    """
 
     def __init__(self, path: Path, segment: Segment) -> None:
         self._path = path
         self._segment = segment
-        try:
-            self._whole = pa.memory_map(str(path)).read_buffer()
-        except OSError as error:
-            raise self._damaged(f"cannot be opened: {error}") from error
-        self._check_footer()
         self._groups = segment.row_groups()
         self._firsts = [group.first_offset for group in self._groups]
-        self._file = pq.ParquetFile(pa.BufferReader(self._whole), pre_buffer=False)
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._damaged(f"cannot be opened: {error}") from error
+        try:
+            self._metadata = self._checked_footer()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
 
     def group_of(self, offset: int) -> int:
         """The group that holds ``offset``, or the next one when it lies in a gap."""
@@ -216,22 +266,33 @@ class SegmentReader:
     def read_group(self, index: int, columns: list[str] | None = None) -> pa.RecordBatch:
         """One row group as one record batch."""
         group = self._groups[index]
-        if google_crc32c.value(self._whole.slice(group.byte_start, group.byte_length)) != group.crc32c:
+        content = self._fetch(group.byte_start, group.byte_length)
+        if google_crc32c.value(content) != group.crc32c:
             raise self._damaged(f"row group {index} does not match its checksum", index)
-        table = self._file.read_row_group(index, columns=columns, use_threads=False)
+        source = _Stretch(self._segment.size_bytes, group.byte_start, content)
+        file = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=self._metadata, pre_buffer=False)
+        table = file.read_row_group(index, columns=columns, use_threads=False)
         schema = TABLE_SCHEMA if columns is None else pa.schema([TABLE_SCHEMA.field(c) for c in columns])
         arrays = [_one_chunk(table[name]) for name in schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _check_footer(self) -> None:
-        segment = self._segment
-        if self._whole.size != segment.size_bytes:
-            raise self._damaged(f"has {self._whole.size} bytes instead of {segment.size_bytes}")
-        footer = self._whole.slice(self._whole.size - segment.footer_length)
-        if self._whole.slice(0, 4).to_pybytes() != _PARQUET_MAGIC:
+    def _checked_footer(self) -> Any:
+        segment, size = self._segment, os.fstat(self._descriptor).st_size
+        if size != segment.size_bytes:
+            raise self._damaged(f"has {size} bytes instead of {segment.size_bytes}")
+        if self._fetch(0, 4) != _PARQUET_MAGIC:
             raise self._damaged("does not start as a segment does")
-        if google_crc32c.value(footer) != segment.footer_crc:
+        start = max(0, size - max(segment.footer_length, _FOOTER_GUESS_BYTES))
+        tail = self._fetch(start, size - start)
+        if google_crc32c.value(tail[-segment.footer_length :]) != segment.footer_crc:
             raise self._damaged("has a footer that does not match its checksum")
+        return pq.read_metadata(pa.PythonFile(_Stretch(size, start, tail), "r"))
+
+    def _fetch(self, start: int, length: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, length, start)
+        except OSError as error:
+            raise self._damaged(f"cannot be read: {error}") from error
 
     def _damaged(self, what: str, index: int | None = None) -> DataDamaged:
         start, end = self._segment.first_offset, self._segment.end_offset
@@ -268,7 +329,7 @@ class GroupCache:
         if reader is None:
             reader = self._readers[path] = SegmentReader(path, segment)
             if len(self._readers) > self._readers_max:
-                self._readers.popitem(last=False)
+                self._readers.popitem(last=False)[1].close()
         self._readers.move_to_end(path)
         return reader
 
@@ -284,6 +345,12 @@ class GroupCache:
         return batch
 
     def forget(self, path: Path) -> None:
-        self._readers.pop(path, None)
+        reader = self._readers.pop(path, None)
+        if reader is not None:
+            reader.close()
         for key in [key for key in self._groups if key[0] == path]:
             self._bytes -= self._groups.pop(key).nbytes
+
+    def close(self) -> None:
+        for path in list(self._readers):
+            self.forget(path)

@@ -65,7 +65,7 @@ _CACHE_BYTES = 32 * 1024 * 1024  # decoded row groups: eight of the default size
 _CACHE_READERS = 64
 _SEAL_FILES_MAX = 8
 _SEALING_WAIT_S = 30.0
-_SEALING_NICENESS = 10  # a tenth of the share of a thread of normal priority, when both want a core
+_SEALING_NICENESS = 5  # a third of the share of a thread of normal priority, when both want a core
 
 
 class LocalStore:
@@ -174,6 +174,7 @@ class LocalStore:
                 await asyncio.wait(self._background)
             await self._journal.close()
             self._read_thread.shutdown(wait=True)
+            self._cache.close()
             self._seal_thread.shutdown(wait=True)
             try:
                 await self._in_catalog(self._catalog.close)

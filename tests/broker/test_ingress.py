@@ -110,7 +110,9 @@ async def test_a_message_is_stored_with_all_its_values(broker: Broker) -> None:
     assert message.publish_time_us == receipt.publish_time_us
 
 
-async def test_a_batch_is_split_by_key_keeps_the_order_of_each_key_and_receipts_match_rows(broker: Broker) -> None:
+async def test_a_batch_is_split_by_key_keeps_the_order_of_each_key_and_receipts_match_rows(
+    broker: Broker,
+) -> None:
     await broker.create_topic("orders", partitions=4)
     keys = [f"k-{number % 13}" for number in range(200)]
     data = [f"{number}".encode() for number in range(200)]
@@ -230,7 +232,9 @@ async def test_a_big_table_is_split_and_its_receipts_are_those_of_its_rows(broke
     assert max(batch.nbytes for batch in batches) < BATCH_BYTES_MAX * 1.1
     for row in (0, 1, 99, 150, 299):
         receipt = receipts[row]
-        (message,) = await broker.read("orders", partition=receipt.partition, offset=receipt.offset, max_messages=1)
+        (message,) = await broker.read(
+            "orders", partition=receipt.partition, offset=receipt.offset, max_messages=1
+        )
         assert message.data == data[row]
 
 
@@ -302,7 +306,9 @@ async def test_overlapping_batches_in_flight_store_each_key_once(broker: Broker)
 
 
 @between
-async def test_a_repeated_key_is_known_whatever_happened_meanwhile(tmp_path: Path, interlude: Interlude) -> None:
+async def test_a_repeated_key_is_known_whatever_happened_meanwhile(
+    tmp_path: Path, interlude: Interlude
+) -> None:
     broker = await open_broker(tmp_path)
     await broker.create_topic("orders", partitions=3)
     keys = [f"k{n}" for n in range(30)]

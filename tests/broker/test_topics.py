@@ -42,7 +42,9 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 async def test_a_new_topic_has_its_options_and_an_id(broker: Broker) -> None:
-    topic = await broker.create_topic("orders.us", partitions=3, durability="written", codec="zstd", retention_s=None)
+    topic = await broker.create_topic(
+        "orders.us", partitions=3, durability="written", codec="zstd", retention_s=None
+    )
     assert (topic.name, topic.partitions, topic.id >= 1) == ("orders.us", 3, True)
     assert topic.policy == TopicPolicy(durability=Durability.WRITTEN, codec=Codec.ZSTD, retention_s=None)
     assert await broker.topic("orders.us") == topic
@@ -67,7 +69,9 @@ async def test_a_name_that_is_taken_is_refused_and_the_topic_unchanged(broker: B
 
 
 async def test_of_two_who_create_a_name_at_once_one_wins(broker: Broker) -> None:
-    outcomes = await asyncio.gather(*(broker.create_topic("orders") for _ in range(5)), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(broker.create_topic("orders") for _ in range(5)), return_exceptions=True
+    )
     assert sum(isinstance(outcome, TopicExists) for outcome in outcomes) == 4
     assert len(await broker.topics()) == 1
 
@@ -104,7 +108,11 @@ async def test_an_update_changes_what_it_names_and_keeps_the_rest(broker: Broker
     before = await broker.create_topic("orders", retention_bytes=1000, codec="lz4")
     after = await broker.update_topic("orders", retention_bytes=None, dedupe_window_s=5)
     assert after.policy == TopicPolicy(codec=Codec.LZ4, dedupe_window_s=5)
-    assert (after.id, after.partitions, after.created_at_us) == (before.id, before.partitions, before.created_at_us)
+    assert (after.id, after.partitions, after.created_at_us) == (
+        before.id,
+        before.partitions,
+        before.created_at_us,
+    )
 
 
 async def test_an_update_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -131,7 +139,9 @@ async def test_growing_partitions_keeps_old_messages_and_uses_the_new_ones(broke
     receipts = await broker.publish_batch("orders", [b"new"] * 64, keys=keys)
     assert [receipt.partition for receipt in receipts] == [partition_of(key, 4) for key in keys]
     assert {receipt.partition for receipt in receipts} == {0, 1, 2, 3}
-    found = [message.data for partition in range(4) for message in await broker.read("orders", partition=partition)]
+    found = [
+        message.data for partition in range(4) for message in await broker.read("orders", partition=partition)
+    ]
     assert (found.count(b"old"), found.count(b"new")) == (64, 64)
 
 
@@ -186,7 +196,9 @@ async def test_a_name_made_again_has_a_new_id_and_none_of_the_old_messages(
     assert [message.data for message in await broker.read("orders")] == [b"new"] * 3
     await broker.close()
     async with await open_broker(tmp_path) as broker:
-        assert [message.id for message in await broker.read("orders")] == [f"{new.id}-0-{n}" for n in range(3)]
+        assert [message.id for message in await broker.read("orders")] == [
+            f"{new.id}-0-{n}" for n in range(3)
+        ]
 
 
 async def test_publishing_while_a_topic_is_deleted_ends_in_a_whole_new_topic_or_a_refusal(

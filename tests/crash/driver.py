@@ -46,10 +46,10 @@ from sparrow.testing import checker
 
 TOPICS: dict[str, dict[str, Any]] = {
     "bulk": {"partitions": 3, "retention_bytes": 512 * KIB, "codec": "lz4"},
-    "tiny": {"partitions": 1, "retention_messages": 400},
+    "tiny": {"partitions": 1, "retention_messages": 200},
     "ordered": {"partitions": 2, "retention_bytes": 192 * KIB},
-    "once": {"partitions": 2, "retention_messages": 400},
-    "quick": {"partitions": 1, "durability": "written", "retention_messages": 400},
+    "once": {"partitions": 2, "retention_messages": 200},
+    "quick": {"partitions": 1, "durability": "written", "retention_messages": 200},
     "kept": {"partitions": 1, "retention_s": None},
 }
 SHORTENED = frozenset(TOPICS) - {"kept"}
@@ -422,7 +422,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--per-directory", type=int, default=50)
+    parser.add_argument("--per-directory", type=int, default=40)
     parser.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
     _refuse_threads()

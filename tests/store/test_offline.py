@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -26,6 +27,7 @@ from sparrow.model.errors import (
 from sparrow.model.message import StreamId, parse_message_id
 from sparrow.model.settings import JournalSettings, LakeSettings, Settings
 from sparrow.store.offline import access, rebuilding
+from sparrow.store.offline.examiner import Examiner
 from sparrow.store.offline.inspection import Inspection
 from sparrow.store.offline.rebuilding import Rebuilt, plan
 from sparrow.store.offline.soundness import examine
@@ -755,6 +757,18 @@ def test_a_segment_passes_its_own_checks_without_a_catalog(made: Made) -> None:
     segment, holes = examine(path, StreamId(made.ids["orders"], 1), "orders", lambda count: None)
     assert (segment.first_offset, segment.end_offset) == (offsets_of(path).start, offsets_of(path).stop)
     assert holes == []
+
+
+def test_a_reading_process_that_dies_costs_only_the_file_it_died_over(made: Made) -> None:
+    path = segments_of(made, "orders", 1)[0]
+    stream = StreamId(made.ids["orders"], 1)
+    with Examiner() as examiner:
+        assert examiner.examine(path, "orders", stream).segment is not None
+        (child,) = [c for c in psutil.Process().children() if any("examiner" in w for w in c.cmdline())]
+        child.kill()
+        child.wait()
+        assert examiner.examine(path, "orders", stream).complaint
+        assert examiner.examine(path, "orders", stream).segment is not None
 
 
 # Inspection.

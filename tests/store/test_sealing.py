@@ -194,7 +194,9 @@ async def test_a_segment_is_checkpointed_with_the_seal(store: LocalStore) -> Non
     assert store.finished_bytes() == 0
 
 
-async def test_a_seal_that_has_to_wait_takes_only_the_files_that_its_checkpoints_include(store: LocalStore) -> None:
+async def test_a_seal_that_has_to_wait_takes_only_the_files_that_its_checkpoints_include(
+    store: LocalStore,
+) -> None:
     topic = await topic_of(store)
     stream = StreamId(topic.id, 0)
     await publish(store, stream, 10)

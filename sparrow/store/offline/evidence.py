@@ -216,7 +216,8 @@ def _hear_segments(found: Evidence, examiner: Examiner, topic: str, topic_id: in
         stem, _, kind = path.name.partition(".")
         if stem.isdigit() and kind in ("parquet", "parquet.damaged"):
             stream = StreamId(topic_id, partition)
-            _hear_segment(found, path, stream, examiner.examine(path, topic, stream))
+            listed = found.listed.get(SegmentKey(*stream, int(stem)))
+            _hear_segment(found, path, stream, examiner.examine(path, topic, stream, listed))
             on_bytes(path.stat().st_size if kind == "parquet" else 0)
 
 

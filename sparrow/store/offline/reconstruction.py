@@ -360,22 +360,28 @@ class Reconstruction:
     def _tell_rows_lost(self) -> None:
         salvaged = self._evidence.salvaged
         if salvaged is None:
-            what, lost = "nothing of the old catalog is left", dict.fromkeys(_ROWS_LOST, "all")
+            self._lose_rows(
+                "nothing of the old catalog is left",
+                "subscriptions must be created again, acked messages may be delivered again, "
+                "and a request that a producer repeats may be stored twice",
+            )
         elif salvaged.version is None:
-            what, lost = "its ledger is lost, so that nobody can tell which rows are missing", {}
-            meaning = "subscriptions, cursors, producers and documents may be missing"
-            self.losses.append(Finding(file="catalog.db", what=what, meaning=meaning))
-            return
-        else:
-            what = "rows of the old catalog are damaged"
-            lost = {name: str(count) for name, count in salvaged.missing.items() if name in _ROWS_LOST}
-            if not self._evidence.is_salvage_fresh:
-                meaning = "subscriptions, cursors and producers are as they were then"
-                behind = f"it is at version {salvaged.version}, the journal has seen {self.version - 1}"
-                self.losses.append(Finding(file="catalog.db", what=behind, meaning=meaning))
-        for name, count in lost.items():
-            meaning = f"{name.replace('_', ' ')}: {count} lost; {_ROWS_LOST[name]}"
-            self.losses.append(Finding(file="catalog.db", what=what, meaning=meaning))
+            self._lose_rows(
+                "the old ledger is lost, so that nobody can tell which rows are missing",
+                "subscriptions, cursors, producers and documents may be missing",
+            )
+        elif not self._evidence.is_salvage_fresh:
+            self._lose_rows(
+                f"the old catalog is at version {salvaged.version}, the journal has seen {self.version - 1}",
+                "subscriptions, cursors and producers are as they were then",
+            )
+        for name, count in salvaged.missing.items() if salvaged else []:
+            if name in _ROWS_LOST:
+                what = f"rows of the old table {name} that are damaged: {count}"
+                self._lose_rows(what, _ROWS_LOST[name])
+
+    def _lose_rows(self, what: str, meaning: str) -> None:
+        self.losses.append(Finding(file="catalog.db", what=what, meaning=meaning))
 
 
 def _is_cause(damaged: DamagedSegment, start: int, end: int) -> bool:

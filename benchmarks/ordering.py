@@ -1,0 +1,102 @@
+"""Ordering promises: 10,000 keys in strict order through one process.
+
+    python -m benchmarks.ordering [--quick]
+
+Every key has one message outstanding at most. Two workers lease in turns, ack in random order, one
+message in a hundred is nacked once; the order of each key is checked. The same load without ordering
+and with a window of ten per key is shown beside it.
+
+Kernel alone. The promise to users, with journal and payloads, is 30,000 messages a second; the kernel
+must leave room for the rest. Exits with 1 when a promise is broken.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+
+from benchmarks import measure
+from sparrow.kernel import facts
+from sparrow.kernel.delivery import Delivery
+from sparrow.kernel.exchange import Arrival, Settled
+from sparrow.model.message import StreamId
+from sparrow.model.subscription import Ordering, RetryPolicy, SubscriptionPolicy
+
+STRICT_PER_S_MIN = 100_000
+KEYS = 10_000
+BATCH = 1_000
+STREAM = StreamId(1, 0)
+
+
+def run(options: measure.Options, report: measure.Report) -> None:
+    count = 50_000 if options.quick else 500_000
+    strict = through(count, SubscriptionPolicy(ordering=Ordering.KEY, retry=RetryPolicy(immediate_retries=9)))
+    window = through(count, SubscriptionPolicy(ordering=Ordering.KEY, key_window=10))
+    loose = through(count, SubscriptionPolicy(retry=RetryPolicy(immediate_retries=9)))
+    report.check("strict order, 10,000 keys", strict, STRICT_PER_S_MIN, "/s", at_least=True)
+    report.figure("ten of a key at once", window, "/s", f"{window / strict:.2f} x strict")
+    report.figure("without order", loose, "/s", f"{loose / strict:.2f} x strict")
+
+
+def through(count: int, policy: SubscriptionPolicy) -> float:
+    """Messages a second through offer, lease, ack id, ack or nack, facts."""
+    choose = random.Random(1)
+    keys = [choose.randrange(KEYS) for _ in range(count)]
+    delivery = Delivery(1, policy, session=1)
+    for fact in delivery.attach(STREAM, 0):
+        delivery.apply(fact)
+    newest = dict.fromkeys(range(KEYS), -1)
+    done = turn = now_us = 0
+    began, aside_s = perf_counter(), 0.0
+    while done < count:
+        now_us += 1_000
+        read(delivery, keys, now_us)
+        worker = f"worker-{turn % 2}"
+        turn += 1
+        over = delivery.lease(worker, BATCH, now_us)
+        ids = [ack_id for run in over.runs for ack_id in run.ack_ids()]
+        paused = perf_counter()
+        if policy.ordering is Ordering.KEY and policy.key_window == 1:
+            for handed in over.runs:
+                check_order(handed.to_offsets(), keys, newest)
+        choose.shuffle(ids)
+        aside_s += perf_counter() - paused
+        failing = len(ids) // 100 if policy.key_window == 1 else 0
+        if failing:
+            settle(delivery, delivery.nack(ids[:failing], now_us))
+        settle(delivery, delivery.ack(ids[failing:]))
+        done += len(ids) - failing
+    return count / (perf_counter() - began - aside_s)
+
+
+def read(delivery: Delivery, keys: list[int], now_us: int) -> None:
+    for wish in delivery.wanted(BATCH):
+        start, end = wish.start_offset, min(len(keys), wish.start_offset + wish.max_messages)
+        if start < end:
+            delivery.offer(
+                Arrival(stream=STREAM, first_offset=start, end_offset=end, keys=keys[start:end]), now_us
+            )
+
+
+def check_order(offsets: Sequence[int], keys: list[int], newest: dict[int, int]) -> None:
+    """A nacked message comes again; nothing comes after a later one of its key."""
+    for offset in offsets:
+        assert offset >= newest[keys[offset]], "a key was delivered out of order"
+        newest[keys[offset]] = offset
+
+
+def settle(delivery: Delivery, settled: Settled) -> None:
+    assert not settled.refused
+    facts.encode(settled.facts)
+    for fact in settled.facts:
+        delivery.apply(fact)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return measure.main("ordering", __doc__, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
