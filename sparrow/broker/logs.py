@@ -7,7 +7,7 @@ A line has ``timestamp`` (UTC, milliseconds), ``level``, ``component``, ``event_
     log = logs.get("journal")
     log.info("journal-rotated", "started a new file", number=12)
 
-Manners of a library. A ``Log`` is structlog's bound logger on top of the standard logger
+Manners of a library. A ``Log`` is a thin face of the standard logger
 ``sparrow.<component>``, and nothing is configured until a program calls ``configure``, which only
 ``sparrow up`` does. So an application that embeds a broker gets Sparrow's records where its own
 go, at the levels it has set; and one that has set up no logging sees nothing below a warning, which
@@ -34,8 +34,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 import msgspec
-import structlog
-from structlog.typing import EventDict, WrappedLogger
 
 ROOT = "sparrow"
 MASK = "***"
@@ -44,8 +42,18 @@ _SECRET = re.compile(r"(?:.*[_-])?(?:token|secret|password|authorization)\Z", re
 _correlation_id: ContextVar[str] = ContextVar("sparrow_correlation_id", default="")
 
 
-class Log(structlog.BoundLoggerBase):
+class Log:
     """A component's log. Takes an event type, a message for people, and details by name."""
+
+    __slots__ = ("_bound", "_logger")
+
+    def __init__(self, logger: logging.Logger, bound: dict[str, Any] | None = None) -> None:
+        self._logger = logger
+        self._bound = bound or {}
+
+    def bind(self, **details: Any) -> Log:
+        """The same log, with these details on every line."""
+        return Log(self._logger, {**self._bound, **details})
 
     def debug(self, event_type: str, message: str = "", /, **details: Any) -> None:
         """Something that only matters while looking for a fault."""
@@ -73,7 +81,11 @@ class Log(structlog.BoundLoggerBase):
 
     def _emit(self, level: int, event_type: str, message: str, details: dict[str, Any]) -> None:
         exc_info = details.pop("exc_info", None)
-        _, fields = self._process_event("log", event_type, details)
+        fields = {
+            "event_type": event_type,
+            "correlation_id": correlation_id(),
+            "details": _masked({**self._bound, **details}),
+        }
         text = message or event_type.replace("-", " ")
         # The caller's own line is three frames up: this method, the level's, theirs.
         self._logger.log(level, "%s", text, exc_info=exc_info, extra={ROOT: fields}, stacklevel=3)
@@ -81,7 +93,7 @@ class Log(structlog.BoundLoggerBase):
 
 def get(component: str) -> Log:
     """The log of a component; cheap to make, and fit to be a module's constant."""
-    return Log(logging.getLogger(f"{ROOT}.{component}"), [_mask, _to_fields], {})
+    return Log(logging.getLogger(f"{ROOT}.{component}"))
 
 
 def configure(
@@ -120,24 +132,12 @@ def correlation_id() -> str:
 # At the call: what a record carries.
 
 
-def _mask(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    masked = _masked(event)
-    assert isinstance(masked, dict)
-    return masked
-
-
 def _masked(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: MASK if _SECRET.match(str(key)) else _masked(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_masked(inner) for inner in value]
     return value
-
-
-def _to_fields(_logger: WrappedLogger, _name: str, event: EventDict) -> tuple[tuple[()], dict[str, Any]]:
-    event_type = event.pop("event")
-    details = dict(event)
-    return (), {"event_type": event_type, "correlation_id": correlation_id(), "details": details}
 
 
 # At the handler: how a record, ours or another library's, becomes a line.
@@ -193,10 +193,12 @@ def _to_json(line: dict[str, Any]) -> str:
 
 
 def _console(*, is_coloured: bool) -> _Renderer:
+    import structlog.dev  # 5 MB and 50 ms that JSON lines need not pay
+
     renderer = structlog.dev.ConsoleRenderer(colors=is_coloured, sort_keys=False)
 
     def render(line: dict[str, Any]) -> str:
-        event: EventDict = {
+        event: dict[str, Any] = {
             "timestamp": line["timestamp"],
             "level": line["level"],
             "logger": line["component"],

@@ -25,7 +25,7 @@ from sparrow.kernel.filterset import FilterSet
 from sparrow.kernel.lease import SESSION_MAX
 from sparrow.kernel.pattern import Pattern, parse_pattern
 from sparrow.kernel.router import Router
-from sparrow.model.errors import InvalidArgument, SubscriptionExists, SubscriptionNotFound
+from sparrow.model.errors import BrokerClosed, InvalidArgument, SubscriptionExists, SubscriptionNotFound
 from sparrow.model.message import StreamId, to_us
 from sparrow.model.names import parse_subscription
 from sparrow.model.subscription import Subscription, SubscriptionPolicy, parse_policy
@@ -52,6 +52,7 @@ class Subscriptions:
         self._filtered: dict[int, set[int]] = {}
         self._router = Router()
         self._creating = asyncio.Lock()
+        self._is_stopped = False
 
     def start(self, services: Services) -> None:
         self._services = services
@@ -82,8 +83,13 @@ class Subscriptions:
                 courier.wake()
 
     def stop(self) -> None:
+        self._is_stopped = True
         for courier in self._by_id.values():
             courier.stop()
+
+    def _check_open(self) -> None:
+        if self._is_stopped:
+            raise BrokerClosed("the broker is closed")
 
     def readers(self, stream: StreamId) -> list[Courier]:
         return list(self._readers.get(stream, {}).values())
@@ -184,6 +190,7 @@ class Subscriptions:
 
     async def update(self, name: object, options: dict[str, Any]) -> Courier:
         """Changes the policy. What is not acked is judged anew; leases end."""
+        self._check_open()
         before = self.get(name)
         policy = parse_policy(options, before.subscription.policy)
         parse_filter(policy.filter)
@@ -193,6 +200,7 @@ class Subscriptions:
 
     async def pause(self, name: object, is_paused: bool) -> Courier:
         """Stops or resumes deliveries; nothing is lost meanwhile."""
+        self._check_open()
         courier = self.get(name)
         changed = msgspec.structs.replace(courier.subscription, is_paused=is_paused)
         await self._store.update_subscription(_to_row(changed))
@@ -219,6 +227,7 @@ class Subscriptions:
 
     async def delete(self, name: object) -> None:
         """The subscription and its cursor go; messages stay."""
+        self._check_open()
         courier = self.get(name)
         self._forget(courier)
         courier.stop()

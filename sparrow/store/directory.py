@@ -59,6 +59,7 @@ class DataDirectory:
     def _open(cls, root: Path, disk: Disk, now_us: int) -> DataDirectory:
         if root.is_dir() and not (root / "sparrow.json").exists():
             _refuse_strangers(root)
+        is_new = not root.exists()
         root.mkdir(parents=True, exist_ok=True)
         check_format(root)  # Before the lock, which writes: a newer directory is left as it is.
         lock = _lock(root / "lock")
@@ -68,7 +69,8 @@ class DataDirectory:
             for name in ("journal", "topics"):
                 (root / name).mkdir(exist_ok=True)
             disk.sync_directory(root)
-            disk.sync_directory(root.parent)
+            if is_new:
+                disk.sync_directory(root.parent)
         except BaseException:
             os.close(lock)
             raise

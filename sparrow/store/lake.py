@@ -17,7 +17,6 @@ from typing import Any
 
 import google_crc32c
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparrow.model.errors import DataDamaged
 from sparrow.model.message import StreamId
@@ -29,6 +28,13 @@ FORMAT = b"1"
 _TAIL = struct.Struct("<I4s")  # Parquet ends with the footer's length and its magic.
 _PARQUET_MAGIC = b"PAR1"
 _FOOTER_GUESS_BYTES = 64 * 1024  # Parquet's reader fetches so much of a file's end, however short the footer
+
+
+def _parquet() -> Any:
+    """pyarrow's Parquet module, loaded when the first segment is touched: it costs an idle broker 5 MB."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet
 
 
 def file_name(first_offset: int) -> str:
@@ -93,7 +99,7 @@ class _SegmentWriter:
             "sparrow.partition": str(stream.partition),
         }
         self._end_offset = 0
-        self._writer: Any = pq.ParquetWriter(
+        self._writer: Any = _parquet().ParquetWriter(
             self.path,
             TABLE_SCHEMA,
             compression=compression,
@@ -129,7 +135,7 @@ def describe(path: Path, stream: StreamId) -> Segment:
     with pa.memory_map(str(path)) as source:
         whole = source.read_buffer()
     footer_start, footer_length = _footer_place(whole, path)
-    metadata = pq.read_metadata(pa.BufferReader(whole))
+    metadata = _parquet().read_metadata(pa.BufferReader(whole))
     names = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
     groups = [_place(metadata.row_group(index), whole) for index in range(metadata.num_row_groups)]
     times = [_range(metadata, index, "publish_time") for index in range(metadata.num_row_groups)]
@@ -270,7 +276,7 @@ class SegmentReader:
         if google_crc32c.value(content) != group.crc32c:
             raise self._damaged(f"row group {index} does not match its checksum", index)
         source = _Stretch(self._segment.size_bytes, group.byte_start, content)
-        file = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=self._metadata, pre_buffer=False)
+        file = _parquet().ParquetFile(pa.PythonFile(source, "r"), metadata=self._metadata, pre_buffer=False)
         table = file.read_row_group(index, columns=columns, use_threads=False)
         schema = TABLE_SCHEMA if columns is None else pa.schema([TABLE_SCHEMA.field(c) for c in columns])
         arrays = [_one_chunk(table[name]) for name in schema.names]
@@ -286,7 +292,7 @@ class SegmentReader:
         tail = self._fetch(start, size - start)
         if google_crc32c.value(tail[-segment.footer_length :]) != segment.footer_crc:
             raise self._damaged("has a footer that does not match its checksum")
-        return pq.read_metadata(pa.PythonFile(_Stretch(size, start, tail), "r"))
+        return _parquet().read_metadata(pa.PythonFile(_Stretch(size, start, tail), "r"))
 
     def _fetch(self, start: int, length: int) -> bytes:
         try:

@@ -45,10 +45,13 @@ async def test_closing_twice_is_allowed(tmp_path: Path) -> None:
 
 
 async def test_leaving_the_block_closes_also_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
+    async def fail() -> None:
         async with await open_broker(tmp_path) as broker:
             await broker.publish("orders", b"x")
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     async with await open_broker(tmp_path) as broker:
         assert (await broker.bounds("orders")).end_offset == 1
 

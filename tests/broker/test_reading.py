@@ -92,7 +92,6 @@ async def test_values_are_the_same_from_journal_and_lake(library: Library) -> No
     for message in await library.broker.read("orders"):
         assert message.key == f"k{message.offset}"
         assert message.attributes == {"n": str(message.offset)}
-        assert message.attempt == 0
         assert message.topic == "orders"
         assert message.id.endswith(f"-0-{message.offset}")
 
