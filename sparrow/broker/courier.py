@@ -34,6 +34,11 @@ from sparrow.model.subscription import Guarantee, Ordering, Subscription
 from sparrow.store.ports import Store
 
 
+_PAGES_AT_ONCE = 32
+"""Pages read for one request at most: messages published one by one fill a pull, and a filter that lets
+little through does not keep a consumer from the little that was found."""
+
+
 class Services(NamedTuple):
     """What couriers share."""
 
@@ -58,7 +63,6 @@ class Courier:
         "_services",
         "_timer",
         "_timer_at_us",
-        "_unconfirmed",
         "_waiting",
         "as_of",
         "delivery",
@@ -70,6 +74,7 @@ class Courier:
         "streams",
         "subscription",
         "successor",
+        "unconfirmed",
     )
 
     def __init__(
@@ -95,7 +100,8 @@ class Courier:
         self._waiting: set[asyncio.Future[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_us = NEVER_US
-        self._unconfirmed: set[asyncio.Future[None]] = set()
+        self.unconfirmed: set[asyncio.Future[None]] = set()
+        """Settlements on their way to the journal that nobody waits for."""
 
     def __repr__(self) -> str:
         return f"<Courier {self.subscription.name!r}>"
@@ -190,12 +196,16 @@ class Courier:
         if self._feeding is None:
             self._feeding = asyncio.Lock()
         async with self._feeding:
-            has_read = False
-            for wish in self.delivery.wanted(demand):
-                has_read = await self._read(wish) or has_read
-                if self.delivery.deliverable >= demand:
+            pages = 0
+            while pages < _PAGES_AT_ONCE:
+                before = pages
+                for wish in self.delivery.wanted(demand):
+                    pages += await self._read(wish)
+                    if self.delivery.deliverable >= demand:
+                        return True
+                if pages == before:
                     break
-            return has_read
+            return pages > 0
 
     async def _read(self, wish: Wish) -> bool:
         services = self._services
@@ -275,22 +285,31 @@ class Courier:
 
     # Settling.
 
-    async def settle(self, settled: Settled, *, is_confirmed: bool) -> list[Refusal]:
-        """Journals a decision; waits for the disk when the caller wants it confirmed."""
+    async def settle(
+        self, settled: Settled, *, is_confirmed: bool, losses: list[BaseException] | None = None
+    ) -> list[Refusal]:
+        """Journals a decision; waits for the disk when the caller wants it confirmed. When nobody waits and
+        the journal refuses, the first error is left in ``losses``."""
         if settled.facts:
             future = self.submit(settled.facts)
             if is_confirmed or self.subscription.policy.guarantee is Guarantee.EXACTLY_ONCE:
                 await asyncio.shield(future)
             else:
-                self._unconfirmed.add(future)
-                future.add_done_callback(self._unconfirmed.discard)
+                self.unconfirmed.add(future)
+                future.add_done_callback(lambda done: self._note_outcome(done, losses))
         return settled.refused
 
+    def _note_outcome(self, done: asyncio.Future[None], losses: list[BaseException] | None) -> None:
+        self.unconfirmed.discard(done)
+        error = None if done.cancelled() else done.exception()
+        if error is not None and losses is not None and not losses:
+            losses.append(error)
+
     async def flush(self) -> None:
-        """Returns when every settlement so far is durable; raises when one was lost."""
-        pending = list(self._unconfirmed)
+        """Returns when every settlement so far is durable or lost; whose it was is told by ``losses``."""
+        pending = list(self.unconfirmed)
         if pending:
-            await asyncio.gather(*(asyncio.shield(future) for future in pending))
+            await asyncio.wait(pending)
 
     def submit(self, facts: Sequence[Fact]) -> asyncio.Future[None]:
         return self._services.settling.submit(facts, self.apply, self._abandon)

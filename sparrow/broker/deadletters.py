@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -20,7 +21,7 @@ from sparrow.broker.admission import check_row, rows_to_batch
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
 from sparrow.broker.handover import messages
-from sparrow.broker.pages import Page, Pages
+from sparrow.broker.pages import REPLAY_FOR, REPLAY_ROUND, Page, Pages
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
@@ -179,14 +180,22 @@ class DeadLetters:
         self._log.info("dead-lettered", "", subscription=subscription.name, messages=len(dues))
 
     def _copy(self, courier: Courier, due: DeadLetterDue, original: Message, now_us: int) -> Any:
+        own = original.attributes
+        if is_again := original.id != str(MessageId(*due.stream, due.offset)):
+            # It was stored again by a replay: it keeps its first id, and the replay counts.
+            rounds = due.failure.round + int(own.pop(REPLAY_ROUND, "0"))
+            due = due._replace(failure=msgspec.structs.replace(due.failure, round=rounds))
+            own.pop(REPLAY_FOR, None)
         attributes = deadletter.attributes(
             due,
-            original.attributes,
+            own,
             source_topic=original.topic,
             subscription=courier.subscription.name,
             publish_time_us=original.publish_time_us,
             now_us=now_us,
         )
+        if is_again:
+            attributes[PREFIX + "message_id"] = original.id
         return check_row(original.data, original.key, attributes, original_id=original.id)
 
     def draft(self, stream: StreamId, topic: Topic, rows: list[Any]) -> BatchDraft:
@@ -195,6 +204,8 @@ class DeadLetters:
 
     async def read_one(self, stream: StreamId, offset: int) -> Message | None:
         try:
+            if offset < self._store.bounds(stream).start_offset:
+                return None  # Retention took it; a page may still be cached.
             page = await self._pages.at(stream, offset)
         except (OffsetOutOfRange, TopicNotFound, DataDamaged):
             return None

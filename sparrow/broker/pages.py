@@ -24,6 +24,8 @@ _PAGE_READ_BYTES = 1024 * 1024
 _TINY_ROWS = 100
 REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
+REPLAY_ROUND = "replay_round"
+"""How many times it had been replayed by then."""
 
 
 class Page:

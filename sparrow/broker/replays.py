@@ -17,7 +17,7 @@ from sparrow.broker.admission import check_row
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
 from sparrow.broker.deadletters import DeadLetter, DeadLetters
-from sparrow.broker.pages import REPLAY_FOR
+from sparrow.broker.pages import REPLAY_FOR, REPLAY_ROUND
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
@@ -219,7 +219,7 @@ class ReplayJobs:
         if topic is None or place.stream not in courier.streams:
             return None
         kept = {k: v for k, v in letter.message.attributes.items() if not k.startswith(PREFIX)}
-        kept[REPLAY_FOR] = courier.subscription.name
+        kept |= {REPLAY_FOR: courier.subscription.name, REPLAY_ROUND: str(rounds + 1)}
         row = check_row(letter.message.data, letter.message.key, kept, original_id=letter.message_id)
         return [], [self._letters.draft(place.stream, topic, [row])]
 

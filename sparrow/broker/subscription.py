@@ -53,6 +53,8 @@ class BrokerSubscription:
         self._positions = positions
         self._clock = clock
         self._jitter = jitter
+        self._losses: list[BaseException] = []
+        """Why a settlement that nobody waited for was lost; told at the next ``flush`` or ``pull``."""
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r} to {self.pattern!r}>"
@@ -78,6 +80,7 @@ class BrokerSubscription:
         if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
             raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
         await self._courier.flush()
+        self._tell_loss()
         until_s = self._clock.monotonic_s() + timeout_s
         while True:
             courier = self._courier  # A change of the policy puts another one in its place.
@@ -164,10 +167,16 @@ class BrokerSubscription:
         """Returns when all settlements so far are durable, and the dead letters they made are moved."""
         courier = self._courier
         await courier.flush()
+        self._tell_loss()
         await self._dead_letters.finish(courier)
 
+    def _tell_loss(self) -> None:
+        """Raises when a settlement was lost that nobody waited for; the messages come again."""
+        if self._losses:
+            raise self._losses.pop()
+
     async def _settle(self, decided: Settled, wait: bool) -> None:
-        _complain(await self._courier.settle(decided, is_confirmed=wait))
+        _complain(await self._courier.settle(decided, is_confirmed=wait, losses=self._losses))
 
     # Moving.
 

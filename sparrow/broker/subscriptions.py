@@ -220,6 +220,7 @@ class Subscriptions:
         self._keep(courier)
         self._track_streams(courier)
         before.successor, courier.is_moving = courier, before.is_moving
+        courier.unconfirmed = before.unconfirmed
         before.stop()
         assert self._services is not None
         self._services.move_dead_letters(courier)
@@ -237,11 +238,14 @@ class Subscriptions:
 
     async def topic_changed(self, topic: Topic) -> None:
         """A topic was created or got more partitions: those who match read it from the start."""
-        for subscription_id in self._router.match(topic.name):
-            courier = self._by_id[subscription_id]
-            attached = [f for stream in topic.streams for f in courier.delivery.attach(stream, 0)]
-            if attached:
-                await courier.journal(attached)
+        matched = [self._by_id[subscription_id] for subscription_id in self._router.match(topic.name)]
+        attached = {
+            courier: [f for stream in topic.streams for f in courier.delivery.attach(stream, 0)]
+            for courier in matched
+        }
+        await asyncio.gather(*(courier.journal(found) for courier, found in attached.items() if found))
+        for courier in matched:
+            if not courier.is_stopped:
                 self._track_streams(courier)
                 courier.wake()
 

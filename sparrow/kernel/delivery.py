@@ -36,12 +36,12 @@ from sparrow.kernel.exchange import (
 )
 from sparrow.kernel.facts import Fact, FailureKind
 from sparrow.kernel.judgement import Mishap
-from sparrow.kernel.lease import head_of, parse_ack_ids
+from sparrow.kernel.lease import AckNames, head_of
 from sparrow.kernel.offsets import OFFSET_MAX, first_missing, pack, span, to_list
 from sparrow.kernel.pool import Pool
 from sparrow.kernel.ready import Taken
 from sparrow.kernel.schedule import NEVER_US
-from sparrow.kernel.settlement import Claim, Clerk
+from sparrow.kernel.settlement import Claim, Clerk, parse_names
 from sparrow.kernel.state import DeliveryState
 from sparrow.kernel.trace import Trace, locate
 from sparrow.kernel.track import Track
@@ -168,7 +168,8 @@ class Delivery(DeliveryState):
         if arrival.selected is not None:
             here = offsets & arrival.selected
         if offsets and offsets.min() < arrival.first_offset:
-            here = here & span(arrival.first_offset, OFFSET_MAX)
+            here = here.copy()
+            here.remove_range(0, arrival.first_offset)
         passed = offsets - here if here is not offsets else None
         if passed:
             track.pass_over(passed)
@@ -250,11 +251,12 @@ class Delivery(DeliveryState):
 
     # Settling.
 
-    def ack(self, ids: Sequence[str], consumer: str | None = None) -> Settled:
+    def ack(self, ids: Sequence[str] | AckNames, consumer: str | None = None) -> Settled:
         """These are done. Ids that cannot be honoured are refused one by one."""
         if self.policy.guarantee is Guarantee.AT_MOST_ONCE:
-            _, bad = parse_ack_ids(ids)
-            return Settled([], [Refusal(*each) for each in bad], len(ids) - len(bad))
+            groups, bad = parse_names(ids)
+            accepted = sum(len(group.offsets) for group in groups)
+            return Settled([], [Refusal(*each) for each in bad], accepted)
         claims, refused = self._clerk(honours_late=True).claim(ids, consumer)
         return self._ack_claims(claims, refused)
 
@@ -264,9 +266,13 @@ class Delivery(DeliveryState):
         return self._ack_claims(claims, refused)
 
     def commit(self, stream: StreamId, end_offset: int, log_end_offset: int | None = None) -> Settled:
-        """Everything below ``end_offset`` is done (a cumulative ack)."""
+        """Everything below ``end_offset`` is done (a cumulative ack), at most up to the log's end.
+
+        Without the log's end, at most what was read. What was not read may be committed; its lanes
+        are not known, so later messages of them do not wait for the commit to be durable.
+        """
         track = self._ledger.track(stream)
-        bound = OFFSET_MAX if log_end_offset is None else log_end_offset
+        bound = track.read_offset if log_end_offset is None else log_end_offset
         if not 0 <= end_offset <= bound:
             raise OffsetOutOfRange(f"cannot commit {end_offset}: the log ends at {bound}")
         floor = track.cursor.floor
@@ -283,7 +289,7 @@ class Delivery(DeliveryState):
 
     def nack(
         self,
-        ids: Sequence[str],
+        ids: Sequence[str] | AckNames,
         now_us: int,
         *,
         jitter: float = 0.0,
@@ -315,11 +321,13 @@ class Delivery(DeliveryState):
         mishap = Mishap(FailureKind.NACKED, "", now_us, jitter, reason, delay_us, not retry)
         return self._fail_claims(claims, refused, mishap)
 
-    def extend(self, ids: Sequence[str], seconds: float, now_us: int, consumer: str | None = None) -> Settled:
+    def extend(
+        self, ids: Sequence[str] | AckNames, seconds: float, now_us: int, consumer: str | None = None
+    ) -> Settled:
         """Give leases a new deadline, counted from now; 0 makes them due at the next tick."""
         if not isinstance(seconds, int | float) or not 0 <= seconds <= DEADLINE_S_MAX:
             raise InvalidArgument(f"seconds must be from 0 to {DEADLINE_S_MAX}, not {seconds!r}")
-        groups, bad = parse_ack_ids(ids)
+        groups, bad = parse_names(ids)
         settled = Settled([], [Refusal(*each) for each in bad])
         deadline_us = now_us + round(seconds * 1_000_000)
         clerk = self._clerk()

@@ -22,8 +22,8 @@ import binascii
 import heapq
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
 
@@ -58,7 +58,14 @@ class NamedOffsets(NamedTuple):
 
     name: LeaseName
     offsets: list[int]
-    ids: list[str]
+    ids: Sequence[str]
+
+
+class AckNames(NamedTuple):
+    """What a consumer wants to settle: messages by lease, and ids that are none, each with its error."""
+
+    groups: list[NamedOffsets]
+    bad: list[tuple[str, InvalidAckId]]
 
 
 class Part:
@@ -241,11 +248,38 @@ def parse_head(head: str) -> LeaseName:
     return LeaseName(subscription_id, stream, first, number, session, _salt(head))
 
 
-def parse_ack_ids(
-    ids: Iterable[str],
-) -> tuple[list[NamedOffsets], list[tuple[str, InvalidAckId]]]:
+class _IdsWhenAsked(Sequence[str]):
+    """The ack ids of messages whose lease is known; made only when one of them is refused."""
+
+    __slots__ = ("_first_offset", "_head", "_offsets")
+
+    def __init__(self, head: str, first_offset: int, offsets: list[int]) -> None:
+        self._head = head
+        self._first_offset = first_offset
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, place: Any) -> Any:
+        chosen = self._offsets[place]
+        if isinstance(place, slice):
+            return ack_ids(self._head, self._first_offset, chosen)
+        return ack_ids(self._head, self._first_offset, (chosen,))[0]
+
+
+def name_offsets(held: Mapping[str, list[int]]) -> AckNames:
+    """Messages that a consumer in this process holds, by the head of their ack ids: no id is parsed."""
+    groups = []
+    for head, offsets in held.items():
+        name = parse_head(head)
+        groups.append(NamedOffsets(name, offsets, _IdsWhenAsked(head, name.first_offset, offsets)))
+    return AckNames(groups, [])
+
+
+def parse_ack_ids(ids: Iterable[str]) -> AckNames:
     """Ack ids sorted by lease, and those that are none, each with its error."""
-    groups: dict[str, NamedOffsets | InvalidAckId] = {}
+    groups: dict[str, tuple[LeaseName, list[int], list[str]] | InvalidAckId] = {}
     bad: list[tuple[str, InvalidAckId]] = []
     for ack_id in ids:
         try:
@@ -261,17 +295,19 @@ def parse_ack_ids(
             bad.append((ack_id, group))
             continue
         distance, check = divmod(value, _PRIME)
-        if (distance * _STEP + group.name.salt) % _PRIME != check or not 0 <= distance < _DISTANCE_MAX:
+        name, offsets, texts = group
+        if (distance * _STEP + name.salt) % _PRIME != check or not 0 <= distance < _DISTANCE_MAX:
             bad.append((ack_id, InvalidAckId(f"{_shown(ack_id)} is not an ack id")))
             continue
-        group.offsets.append(group.name.first_offset + distance)
-        group.ids.append(ack_id)
-    return [g for g in groups.values() if isinstance(g, NamedOffsets) and g.ids], bad
+        offsets.append(name.first_offset + distance)
+        texts.append(ack_id)
+    named = [NamedOffsets(*group) for group in groups.values() if not isinstance(group, InvalidAckId)]
+    return AckNames([group for group in named if group.offsets], bad)
 
 
-def _group(head: str) -> NamedOffsets | InvalidAckId:
+def _group(head: str) -> tuple[LeaseName, list[int], list[str]] | InvalidAckId:
     try:
-        return NamedOffsets(parse_head(head), [], [])
+        return parse_head(head), [], []
     except InvalidAckId as error:
         return error
 

@@ -23,6 +23,9 @@ Packed: TypeAlias = tuple[tuple[int, ...], bytes]
 """Flat ``start, end, start, end …`` and, when these would be too many, roaring bytes instead."""
 
 OFFSET_MAX = 2**63 - 1
+SPAN_MAX = 2**40
+"""Offsets of one run in a packed set. A set costs memory by its runs' length, if only a little: a
+damaged end of 2**60 would cost all there is."""
 PACKED_RANGES_MAX = 8
 """Above this many runs a bitmap travels as roaring bytes; finding runs costs a microsecond each."""
 
@@ -118,7 +121,7 @@ def unpack(flat: tuple[int, ...], dense: bytes = b"") -> BitMap64:
     if len(flat) % 2:
         raise DataDamaged("a packed offset set has a range without an end")
     for start, end in zip(flat[::2], flat[1::2], strict=True):
-        if not 0 <= start < end <= OFFSET_MAX:
+        if not 0 <= start < end <= OFFSET_MAX or end - start > SPAN_MAX:
             raise DataDamaged(f"a packed offset set has the impossible range {start} to {end}")
         offsets.add_range(start, end)
     return offsets

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from sparrow.kernel.exchange import Refusal
-from sparrow.kernel.lease import Lease, LeaseTable, NamedOffsets, parse_ack_ids
+from sparrow.kernel.lease import AckNames, Lease, LeaseTable, NamedOffsets, parse_ack_ids
 from sparrow.kernel.track import Track
 from sparrow.model.errors import InvalidAckId, SparrowError, StaleAckId
 from sparrow.model.message import StreamId
@@ -29,6 +29,11 @@ class Claim(NamedTuple):
     offsets: BitMap64
 
 
+def parse_names(names: Sequence[str] | AckNames) -> AckNames:
+    """Ack ids from outside are parsed; names from this process are good as they are."""
+    return names if isinstance(names, AckNames) else parse_ack_ids(names)
+
+
 class Clerk(NamedTuple):
     """What is needed to judge ack ids."""
 
@@ -40,12 +45,14 @@ class Clerk(NamedTuple):
     tracks: dict[StreamId, Track]
     honours_late: bool
 
-    def claim(self, ids: Sequence[str], consumer: str | None = None) -> tuple[list[Claim], list[Refusal]]:
+    def claim(
+        self, names: Sequence[str] | AckNames, consumer: str | None = None
+    ) -> tuple[list[Claim], list[Refusal]]:
         """Take the named messages out of their leases."""
-        groups, bad = parse_ack_ids(ids)
-        refused = [Refusal(ack_id, error) for ack_id, error in bad]
+        names = parse_names(names)
+        refused = [Refusal(ack_id, error) for ack_id, error in names.bad]
         claims: list[Claim] = []
-        for group in groups:
+        for group in names.groups:
             lease, error = self.find(group, consumer)
             held = BitMap64()
             if lease is not None:
@@ -88,7 +95,7 @@ class Clerk(NamedTuple):
                 seen.add(offset)
             elif error is not None:
                 refused.append(Refusal(ack_id, error))
-            elif self.honours_late and offset not in late and self._is_open(group, offset):
+            elif self.honours_late and offset not in late | held and self._is_open(group, offset):
                 late.add(offset)
             else:
                 refused.append(Refusal(ack_id, StaleAckId("the lease of the message has ended")))

@@ -36,7 +36,7 @@ async def audit(broker: Broker, world: World, *, is_power_lost: bool) -> list[Le
     for topic in await broker.topics():
         for partition in range(topic.partitions):
             stream = StreamId(topic.id, partition)
-            rows = await _read(broker, topic.name, stream, world)
+            rows = await _read(broker, topic.name, stream)
             if topic.name.endswith(DEAD):
                 letters += [_letter(stream, row) for row in rows]
             else:
@@ -63,7 +63,7 @@ def delivery(broker: Broker, model: SubscriptionModel) -> Any:
 # The log.
 
 
-async def _read(broker: Broker, topic: str, stream: StreamId, world: World) -> list[dict[str, Any]]:
+async def _read(broker: Broker, topic: str, stream: StreamId) -> list[dict[str, Any]]:
     start, end = await broker.bounds(topic, stream.partition)
     rows: list[dict[str, Any]] = []
     offset = start
@@ -77,7 +77,6 @@ async def _read(broker: Broker, topic: str, stream: StreamId, world: World) -> l
         offset = max(offset + 1, rows[-1]["offset"] + 1)
     if [row["offset"] for row in rows] != list(range(start, end)):
         raise Broken(f"{topic}/{stream.partition} is not dense from {start} to {end}")
-    world.log_starts[stream] = start
     return rows
 
 
@@ -86,7 +85,7 @@ def _check_log(
 ) -> None:
     facts = world.topics.get(topic)
     found: dict[int, bytes] = {row["offset"]: row["data"] for row in rows if row["original_id"] is None}
-    start = world.log_starts[stream]
+    start = world.start_of(stream)
     if start and facts is not None and not facts.is_shortened:
         raise Broken(f"{topic}/{stream.partition} starts at {start}")
     for place, known in list(world.by_place.items()):

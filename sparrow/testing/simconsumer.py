@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ from sparrow.broker.broker import Broker
 from sparrow.model.errors import InvalidAckId, SparrowError, StaleAckId
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import Guarantee
+from sparrow.testing.simloop import ask, is_stopping
 from sparrow.testing.simmodel import Broken, Handed, Item, SubscriptionModel, World
 from sparrow.testing.simplan import Plan
 
@@ -72,7 +73,7 @@ class Consumer:
     async def _pull(self) -> list[Held]:
         dice, asks = self._dice, list(self._unconfirmed)
         count, timeout_s = dice.choice((1, 2, 5, 20)), dice.choice((0.0, 0.2, 2.0))
-        task = asyncio.ensure_future(self._subscription.pull(count, timeout_s))
+        task = ask(self._subscription.pull(count, timeout_s))
         if dice.random() < 0.06:
             await asyncio.sleep(dice.uniform(0.0, 0.1))
             task.cancel()
@@ -81,7 +82,7 @@ class Consumer:
             messages: list[Delivered] = await task
         except BaseException as error:
             self._model.reply_lost()
-            if not isinstance(error, asyncio.CancelledError) or not task.cancelled():
+            if not isinstance(error, asyncio.CancelledError) or is_stopping():
                 raise
             self._world.note(self.name, "gives up a pull")
             return []
@@ -134,11 +135,11 @@ class Consumer:
         if is_exact and stale - refused:
             raise Broken(f"{self.name}: the ack of an ended lease was taken: {held}")
         taken = []
-        for (_, handed), ask in zip(held, asks, strict=True):
+        for (_, handed), asked in zip(held, asks, strict=True):
             if handed.ack_id in refused:
-                model.ack_refused(ask.item, ask.asked_at, ask.was_acked)
+                model.ack_refused(asked.item, asked.asked_at, asked.was_acked)
             else:
-                taken.append(ask)
+                taken.append(asked)
         if is_exact or is_sure:
             self._confirm(taken)
         else:
@@ -166,6 +167,9 @@ class Consumer:
             return
         seconds = self._dice.choice((0.0, 1.0, 5.0))
         deadline_us = self._world.clock.now_us() + round(seconds * 1_000_000)
+        self._world.note(self.name, "extends", *(item for item, _ in held), "by", seconds)
+        for _, handed in held:
+            handed.deadline_us = min(handed.deadline_us, deadline_us)
         refused = await self._carefully(self._subscription.extend(_ids(held), seconds))
         for _, handed in held:
             if refused is not None and handed.ack_id not in refused:
@@ -181,16 +185,16 @@ class Consumer:
         await self._subscription.close()
         self._subscription = await broker.subscription(self._model.name)
 
-    async def _carefully(self, work: Awaitable[Any]) -> set[str] | None:
+    async def _carefully(self, work: Coroutine[Any, Any, Any]) -> set[str] | None:
         """The ids that were refused; None when nobody knows what became of the request."""
-        task = asyncio.ensure_future(work)
+        task = ask(work)
         if self._dice.random() < 0.05:
             await asyncio.sleep(self._dice.uniform(0.0, 0.05))
             task.cancel()
         try:
             await task
         except asyncio.CancelledError:
-            if not task.cancelled():
+            if is_stopping():
                 raise
             self._world.note(self.name, "never hears of it")
             return None
@@ -202,9 +206,9 @@ class Consumer:
         return set()
 
     def _confirm(self, asks: list[_Ask]) -> None:
-        for ask in asks:
-            self._model.ack_confirmed(ask.item, ask.asked_at)
-        self._unconfirmed = [ask for ask in self._unconfirmed if ask not in asks]
+        for asked in asks:
+            self._model.ack_confirmed(asked.item, asked.asked_at)
+        self._unconfirmed = [asked for asked in self._unconfirmed if asked not in asks]
 
 
 def _ids(held: list[Held]) -> list[str]:

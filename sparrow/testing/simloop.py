@@ -22,9 +22,13 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-_STEPS_MAX = 2_000_000
+_STEPS_MAX = 100_000
 _LATENCY_S = ((0.0, 0.0005), (0.0005, 0.004), (0.004, 0.05))
 """How long a job takes: at once, as a fast disk, as a slow one; the dice choose one of them each time."""
+
+
+CLIENT = "client"
+"""Name of the tasks that are requests of clients: whose client is gone fails unheard."""
 
 
 class Crashed(Exception):
@@ -127,11 +131,11 @@ class SimLoop(asyncio.BaseEventLoop):
             self._failed.append(task)
 
     def unheard(self) -> list[str]:
-        """Tasks that failed without anybody asking why."""
+        """Tasks of the broker that failed without anybody asking why."""
         return [
             f"{task.get_coro().__qualname__} failed unheard: {task._exception!r}"  # type: ignore[union-attr]
             for task in self._failed
-            if task._log_traceback
+            if task._log_traceback and task.get_name() != CLIENT
         ]
 
     # Threads.
@@ -186,6 +190,17 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _process_events(self, events: object) -> None:
         """There are none."""
+
+
+def ask(request: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A client's request under way."""
+    return asyncio.get_running_loop().create_task(request, name=CLIENT)
+
+
+def is_stopping() -> bool:
+    """Whether the running task itself was cancelled, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _settle(future: asyncio.Future[Any], found: Any, error: Exception | None) -> None:

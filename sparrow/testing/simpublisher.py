@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
 from sparrow.broker.broker import Broker
 from sparrow.model.errors import SparrowError, StorageFull
 from sparrow.model.message import Receipt, StreamId, parse_message_id
+from sparrow.testing.simloop import ask, is_stopping
 from sparrow.testing.simmodel import Broken, Place, Record, World
 from sparrow.testing.simplan import KEYS, Plan
 
-Send = Callable[[], Awaitable[Sequence[Receipt]]]
+Send = Callable[[], Coroutine[Any, Any, Sequence[Receipt]]]
 
 
 class Request:
@@ -96,14 +97,14 @@ class Publisher:
 
     async def _send(self, records: list[Record], send: Send, request: Request | None = None) -> None:
         self._world.note(self.name, "sends", *records)
-        task = asyncio.ensure_future(send())
+        task = ask(send())
         if self._dice.random() < 0.05:
             await asyncio.sleep(self._dice.uniform(0.0, 0.05))
             task.cancel()
         try:
             receipts = await task
         except asyncio.CancelledError:
-            if not task.cancelled():
+            if is_stopping():
                 raise
             self._world.note(self.name, "never hears of", *records)
             return

@@ -37,7 +37,7 @@ async def held(broker: Broker, subscription: BrokerSubscription) -> sparrow.Deli
     return message
 
 
-class refused:  # noqa: N801 - reads as a statement
+class refused:
     """The block raises this error, with a code of the registry and a hint; ``tried`` is shown otherwise."""
 
     def __init__(self, kind: type[errors.SparrowError], tried: object = "") -> None:

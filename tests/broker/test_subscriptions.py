@@ -226,7 +226,7 @@ async def test_consumers_that_share_a_subscription_share_its_messages(broker: Br
     await broker.publish_batch("t", [b"%d" % n for n in range(9)])
     got = [[m.data for m in await member.pull(3)] for member in members]
     assert [len(share) for share in got] == [3, 3, 3]
-    assert sorted(sum(got, [])) == [b"%d" % n for n in range(9)]
+    assert sorted(data for share in got for data in share) == [b"%d" % n for n in range(9)]
 
 
 async def test_message_wakes_only_as_many_waiting_consumers_as_can_have_it(broker: Broker) -> None:

@@ -45,9 +45,9 @@ from sparrow.model.settings import (
 from sparrow.testing import checker
 
 TOPICS: dict[str, dict[str, Any]] = {
-    "bulk": {"partitions": 3, "retention_bytes": 512 * KIB, "codec": "lz4"},
+    "bulk": {"partitions": 3, "retention_bytes": 256 * KIB, "codec": "lz4"},
     "tiny": {"partitions": 1, "retention_messages": 200},
-    "ordered": {"partitions": 2, "retention_bytes": 192 * KIB},
+    "ordered": {"partitions": 2, "retention_bytes": 64 * KIB},
     "once": {"partitions": 2, "retention_messages": 200},
     "quick": {"partitions": 1, "durability": "written", "retention_messages": 200},
     "kept": {"partitions": 1, "retention_s": None},
@@ -57,7 +57,7 @@ KEYS = [f"k{number}" for number in range(40)]
 SINGLES = 8
 _LENGTH = struct.Struct("<I")
 _CHECK_PATIENCE_S = 60.0
-_LIFE_S = 0.5
+_LIFE_S = 1.0
 
 
 def settings(data: Path) -> Settings:
@@ -205,7 +205,7 @@ class Life:
     async def _bulk(self, broker: Broker) -> None:
         """Large batches; every second one is an atomic chain over the partitions."""
         while True:
-            payloads = self._payloads("bulk", self._random.choice((1, 30, 300)), 2_000)
+            payloads = self._payloads("bulk", self._random.choice((1, 30, 150)), 1_500)
             keys = self._keys(len(payloads)) if self._random.random() < 0.5 else None
             token = ("bulk", next(self._numbers))
             self.tell("sent", token, Request("bulk", payloads))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ offset_sets = st.sets(st.integers(0, 300) | st.integers(2**40, 2**40 + 50))
 def test_ranges_are_the_runs_of_the_set(numbers: set[int]) -> None:
     found = list(ranges(BitMap64(numbers)))
     assert {n for start, end in found for n in range(start, end)} == numbers
-    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in pairwise(found))
 
 
 @given(offset_sets, st.integers(0, 310))
@@ -45,7 +47,9 @@ def test_a_run_is_known_as_one(numbers: set[int]) -> None:
     assert is_run(BitMap64(numbers)) == expected
 
 
-@pytest.mark.parametrize(("flat", "dense"), [((1,), b""), ((5, 5), b""), ((-1, 2), b""), ((), b"garbage")])
+@pytest.mark.parametrize(
+    ("flat", "dense"), [((1,), b""), ((5, 5), b""), ((-1, 2), b""), ((0, 2**60), b""), ((), b"garbage")]
+)
 def test_a_packed_set_that_cannot_be_is_refused(flat: tuple[int, ...], dense: bytes) -> None:
     with pytest.raises(DataDamaged):
         unpack(flat, dense)

@@ -60,7 +60,7 @@ def test_attempts_are_limited_only_with_a_dead_letter_topic() -> None:
         ({"retry": {"min_backoff_s": 10, "max_backoff_s": 5}}, "above"),
         ({"expired": "dead_letter"}, "dead_letter_topic"),
         ({"dead_letter_topic": "a..b"}, "a..b"),
-        ({"dead_letter_topic": 5}, "5"),
+        ({"dead_letter_topic": 5}, "dead_letter_topic"),
         ({"guarantee": "exactly_once", "ack_deadline_s": 0}, "above 0"),
         ({"filter": "x" * 20_000}, "20000"),
         ({"poison_rules": "yes"}, "bool"),

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from sparrow.model.errors import (
     DataDirectoryNewer,
     NotADataDirectory,
     NotFound,
+    StorageError,
     TopicNotFound,
 )
 from sparrow.model.message import StreamId, parse_message_id
@@ -759,7 +761,24 @@ def test_a_segment_passes_its_own_checks_without_a_catalog(made: Made) -> None:
     assert holes == []
 
 
-def test_a_reading_process_that_dies_costs_only_the_file_it_died_over(made: Made) -> None:
+def test_a_file_over_which_the_parquet_library_dies_is_damaged_and_the_next_one_is_read(made: Made) -> None:
+    path, sound = segments_of(made, "orders", 1)
+    stream = StreamId(made.ids["orders"], 1)
+    content = path.read_bytes()
+    footer = pq.read_metadata(path).serialized_size
+    with Examiner() as examiner:
+        for position in range(len(content) - 8 - footer, len(content) - 8):
+            flipped = bytearray(content)
+            flipped[position] ^= 0x10
+            path.write_bytes(flipped)
+            if "library stops" in examiner.examine(path, "orders", stream).complaint:
+                break
+        else:
+            pytest.skip("this version of the library survives every one of them")
+        assert examiner.examine(sound, "orders", stream).segment is not None
+
+
+def test_no_file_is_blamed_for_a_reading_process_that_was_killed(made: Made) -> None:
     path = segments_of(made, "orders", 1)[0]
     stream = StreamId(made.ids["orders"], 1)
     with Examiner() as examiner:
@@ -767,8 +786,21 @@ def test_a_reading_process_that_dies_costs_only_the_file_it_died_over(made: Made
         (child,) = [c for c in psutil.Process().children() if any("examiner" in w for w in c.cmdline())]
         child.kill()
         child.wait()
-        assert examiner.examine(path, "orders", stream).complaint
         assert examiner.examine(path, "orders", stream).segment is not None
+
+
+def test_no_file_is_blamed_for_a_reading_process_that_does_not_start(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_catalog(made.root)
+    before = state_of(made.root)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(StorageError, match="does not start"):
+        rebuild(made.root)
+    after = state_of(made.root)
+    assert {name: after[name] for name in before if name != "lock"} == {
+        name: before[name] for name in before if name != "lock"
+    }
 
 
 # Inspection.

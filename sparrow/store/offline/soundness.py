@@ -55,7 +55,7 @@ def flaws(path: Path, segment: Segment, on_bytes: OnBytes, *, footer_only: bool 
     """Everything that is wrong with the file, given what the catalog says of it."""
     first, end = segment.first_offset, segment.end_offset
     try:
-        SegmentReader(path, segment)  # Checks size and footer.
+        SegmentReader(path, segment).close()  # Opening checks size and footer.
         found = [] if footer_only else list(_group_flaws(path, segment, on_bytes))
     except DataDamaged as error:
         return [Flaw(_without_name(error.message), first, end)]
