@@ -45,9 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: Options, report: Report) -> None:
-    measure.run_async(fan_out(options, report)) if hasattr(measure, "run_async") else asyncio.run(
-        fan_out(options, report)
-    )
+    measure.on_loop(fan_out(options, report))
 
 
 async def fan_out(options: Options, report: Report) -> None:

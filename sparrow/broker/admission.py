@@ -18,6 +18,8 @@ from sparrow.model.message import parse_message_id, to_us
 from sparrow.store import batch as batches
 
 _PAYLOAD = {bytes, type(None)}
+_TEXT = {str, type(None)}
+_TTL_S_MAX = 100 * 366 * 86_400  # a century: what lives longer needs no time to live
 
 Row = tuple[Any, ...]
 """One message's values, in the order of the publish columns."""
@@ -82,10 +84,18 @@ def _size_of(data: Any) -> int:
 
 
 def _check_text(name: str, value: Any, bytes_max: int) -> None:
+    size = _text_size(name, value)
+    if not 1 <= size <= bytes_max:
+        raise InvalidArgument(f"{name} must have 1 to {bytes_max} bytes")
+
+
+def _text_size(name: str, value: Any) -> int:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a string, not {type(value).__name__}")
-    if not value or len(value.encode()) > bytes_max:
-        raise InvalidArgument(f"{name} must have 1 to {bytes_max} bytes")
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{name} is not text that UTF-8 can hold: {error.reason}") from error
 
 
 def _check_attributes(attributes: Any) -> None:
@@ -95,7 +105,7 @@ def _check_attributes(attributes: Any) -> None:
         raise InvalidArgument(f"{len(attributes)} attributes; {limits.ATTRIBUTES_MAX} are allowed")
     for name, value in attributes.items():
         _check_text("an attribute name", name, limits.ATTRIBUTE_KEY_BYTES_MAX)
-        if not isinstance(value, str) or len(value.encode()) > limits.ATTRIBUTE_VALUE_BYTES_MAX:
+        if _text_size(f"attribute {name!r}", value) > limits.ATTRIBUTE_VALUE_BYTES_MAX:
             raise InvalidArgument(
                 f"attribute {name!r} must be a string of at most {limits.ATTRIBUTE_VALUE_BYTES_MAX} bytes"
             )
@@ -110,8 +120,10 @@ def _check_priority(priority: Any) -> None:
 
 def to_ttl_ms(ttl_s: Any) -> int:
     """A time to live in whole milliseconds."""
-    if not isinstance(ttl_s, int | float) or isinstance(ttl_s, bool) or not ttl_s > 0:
-        raise InvalidArgument(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
+    if not isinstance(ttl_s, int | float) or isinstance(ttl_s, bool) or not 0 < ttl_s <= _TTL_S_MAX:
+        raise InvalidArgument(
+            f"ttl_s must be a positive number of seconds, at most {_TTL_S_MAX}, not {ttl_s!r}"
+        )
     return max(1, int(ttl_s * 1000))
 
 
@@ -139,6 +151,10 @@ def values_to_batch(data: Any, columns: dict[str, Any]) -> pa.RecordBatch:
     for name, values in columns.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(data):
             raise InvalidArgument(f"{name} must be a sequence of {len(data)} values, one a message")
+    for name in {"key", "idempotency_key"} & columns.keys():
+        if not set(map(type, columns[name])) <= _TEXT:
+            wrong = next(value for value in columns[name] if type(value) not in _TEXT)
+            raise InvalidArgument(f"every {name} must be a string or None, not {type(wrong).__name__}")
     if "event_time" in columns:
         times = [None if moment is None else to_us(moment) for moment in columns["event_time"]]
         columns = {**columns, "event_time": times}
@@ -184,8 +200,9 @@ def _check_attribute_column(column: Any) -> None:
     counts = pc.subtract(column.offsets[1:], column.offsets[:-1])
     if (pc.max(counts).as_py() or 0) > limits.ATTRIBUTES_MAX:
         raise InvalidArgument(f"a message has too many attributes; {limits.ATTRIBUTES_MAX} are allowed")
-    if batches.longest(column.keys) > limits.ATTRIBUTE_KEY_BYTES_MAX:
-        raise InvalidArgument(f"an attribute name is over {limits.ATTRIBUTE_KEY_BYTES_MAX} bytes")
+    _check_column("attribute name", column.keys, limits.ATTRIBUTE_KEY_BYTES_MAX)
+    if column.items.null_count:
+        raise InvalidArgument("an attribute has no value", hint="Leave the attribute out instead.")
     if batches.longest(column.items) > limits.ATTRIBUTE_VALUE_BYTES_MAX:
         raise InvalidArgument(f"an attribute is over {limits.ATTRIBUTE_VALUE_BYTES_MAX} bytes")
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from sparrow.broker import admission, chance, condition, handover, logs
+from sparrow.broker import admission, chance, condition, logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Services
 from sparrow.broker.deadletters import HIDDEN, DeadLetters
@@ -24,6 +24,7 @@ from sparrow.broker.maintenance import Maintenance
 from sparrow.broker.pages import Pages
 from sparrow.broker.positions import Positions
 from sparrow.broker.producer import Producer
+from sparrow.broker.reading import READ_BYTES, Reading
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.settling import Settling
@@ -35,7 +36,7 @@ from sparrow.kernel.snapshot import Snapshot
 from sparrow.kernel.trace import Trace
 from sparrow.model.errors import BrokerClosed, InvalidArgument, InvalidName, SubscriptionNotFound, TopicInUse
 from sparrow.model.health import Health
-from sparrow.model.message import Message, Receipt, Receipts, StreamId, to_us
+from sparrow.model.message import Message, Receipt, Receipts, StreamId
 from sparrow.model.names import parse_producer, parse_subscription
 from sparrow.model.settings import Settings
 from sparrow.model.subscription import Subscription
@@ -43,8 +44,6 @@ from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
 from sparrow.store.local import LocalStore
 from sparrow.store.ports import Bounds, RecoveryReport, Store, StoreState
-
-_READ_BYTES = 4 * 1024 * 1024
 
 
 class Broker:
@@ -60,6 +59,7 @@ class Broker:
         self._repeats = Repeats(store, settings.dedupe)
         self._repeats.recover(store.recovered)
         self._ingress = Ingress(store, self._topics, self._repeats, clock, self._arrived)
+        self._reading = Reading(store, self._topics)
         self._pages = Pages(store)
         self._settling = Settling(store)
         self._subscriptions = Subscriptions(store, self._topics, clock, chance.session())
@@ -303,39 +303,23 @@ class Broker:
 
     async def bounds(self, topic: str, partition: int = 0) -> Bounds:
         """The first offset kept and the one after the last."""
-        return self._store.bounds(self._topics.stream(topic, partition)[1])
+        return self._reading.bounds(topic, partition)
 
     async def read(
         self, topic: str, *, partition: int = 0, offset: int = 0, max_messages: int = 1000
     ) -> list[Message]:
         """Messages of a partition from an offset on; empty at the end of the log."""
-        found, stream = self._topics.stream(topic, partition)
-        if not isinstance(max_messages, int) or max_messages < 1:
-            raise InvalidArgument(f"max_messages must be at least 1, not {max_messages!r}")
-        messages: list[Message] = []
-        end = self._store.bounds(stream).end_offset
-        while len(messages) < max_messages and (offset < end or not messages):
-            read = await self._store.read(stream, offset, _READ_BYTES)
-            if not read:
-                break
-            for batch in read:
-                messages.extend(handover.messages(batch, found.name, max_messages - len(messages)))
-                offset = batch.end_offset
-                if len(messages) >= max_messages:
-                    break
-        return messages
+        return await self._reading.messages(topic, partition, offset, max_messages)
 
     async def read_batches(
-        self, topic: str, *, partition: int = 0, offset: int = 0, max_bytes: int = _READ_BYTES
+        self, topic: str, *, partition: int = 0, offset: int = 0, max_bytes: int = READ_BYTES
     ) -> list[pa.RecordBatch]:
         """The same as Arrow record batches, about ``max_bytes`` of them; the columns are the lake's."""
-        _, stream = self._topics.stream(topic, partition)
-        return [found.batch for found in await self._store.read(stream, offset, max_bytes)]
+        return await self._reading.batches(topic, partition, offset, max_bytes)
 
     async def offset_at(self, topic: str, moment: datetime | float, *, partition: int = 0) -> int:
         """The first offset published at or after a moment."""
-        _, stream = self._topics.stream(topic, partition)
-        return await self._store.offset_at(stream, to_us(moment))
+        return await self._reading.offset_at(topic, partition, moment)
 
     # Keeping.
 

@@ -33,7 +33,6 @@ from sparrow.model.message import Delivered, StreamId, parse_message_id
 from sparrow.model.subscription import Guarantee, Ordering, Subscription
 from sparrow.store.ports import Store
 
-
 _PAGES_AT_ONCE = 32
 """Pages read for one request at most: messages published one by one fill a pull, and a filter that lets
 little through does not keep a consumer from the little that was found."""

@@ -34,11 +34,12 @@ class BatchLot:
 class LeasedLot(BatchLot):
     """A batch of which a consumer holds some messages; ``owner`` is whom they are settled with."""
 
-    __slots__ = ("_run", "owner")
+    __slots__ = ("_run", "lease", "owner")
 
     def __init__(self, batch: pa.RecordBatch, topic: str, run: Run, owner: Any) -> None:
         super().__init__(batch, topic, run.stream)
         self._run = run
+        self.lease = run.head
         self.owner = owner
 
     @property

@@ -120,12 +120,11 @@ class Ingress:
             repeats.apply_request(commit.lsn, *producer, topic.id, stored)
             repeats.settle_request(mark, stored)
 
-        try:
-            commit = await self._append(topic, drafts, remember)
-        except SparrowError as error:
+        def forget(error: SparrowError) -> None:
             ledger.abandon()
             repeats.settle_request(mark, error)
-            raise
+
+        commit = await self._append_to_the_end(topic, drafts, remember, forget)
         return _receipts(topic, pieces, commit, count)
 
     def _sequenced(
@@ -191,12 +190,12 @@ class Ingress:
                 repeats.apply_key(topic.id, key, stored[row])
                 repeats.settle_key(topic.id, key, stored[row])
 
-        try:
-            await self._append(topic, [self._draft(topic, piece) for piece in pieces], remember)
-        except SparrowError as error:
+        def forget(error: SparrowError) -> None:
             for key in mine:
                 repeats.settle_key(topic.id, key, error)
-            raise
+
+        drafts = [self._draft(topic, piece) for piece in pieces]
+        await self._append_to_the_end(topic, drafts, remember, forget)
         return stored
 
     # Common to all.
@@ -211,6 +210,26 @@ class Ingress:
                 self._arrived(draft.stream)
 
         return await self._store.append(drafts, topic.policy.durability, on_commit)
+
+    async def _append_to_the_end(
+        self,
+        topic: Topic,
+        drafts: list[BatchDraft],
+        remember: Callable[[Commit], None],
+        forget: Callable[[SparrowError], None],
+    ) -> Commit:
+        """As ``_append``, and a refusal is noted even when the publisher has stopped waiting."""
+
+        async def append() -> Commit:
+            try:
+                return await self._append(topic, drafts, remember)
+            except SparrowError as error:
+                forget(error)
+                raise
+
+        task = asyncio.get_running_loop().create_task(append())
+        task.add_done_callback(_hear)
+        return await asyncio.shield(task)
 
     def _draft(self, topic: Topic, piece: _Piece) -> BatchDraft:
         body = batches.encode(piece.batch, topic.policy.codec)
@@ -231,6 +250,12 @@ class Ingress:
         if len(rows) == 1:
             return [_Piece(next(iter(rows)), batch, None)]
         return [_Piece(partition, batch.take(pa.array(chosen)), chosen) for partition, chosen in rows.items()]
+
+
+def _hear(task: asyncio.Task[Commit]) -> None:
+    """A refusal that nobody waits for any more is no news."""
+    if not task.cancelled():
+        task.exception()
 
 
 def cut(table: pa.Table) -> list[pa.RecordBatch]:

@@ -80,7 +80,7 @@ class Producer:
         return await self._publish(topic, batch, sequence)
 
     async def _publish(self, topic: str, batch: Any, sequence: int | None) -> Receipts:
-        if sequence is not None and (not isinstance(sequence, int) or sequence < 0):
+        if sequence is not None and (type(sequence) is not int or not 0 <= sequence < 2**62):
             raise InvalidArgument(f"a sequence is a whole number from 0, not {sequence!r}")
         found = await self._topics.resolve(topic)
         if self._order is not None and sequence is not None:

@@ -21,6 +21,7 @@ from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
 from sparrow.kernel.filter import parse_filter
+from sparrow.kernel.lease import AckNames, name_offsets, parse_ack_ids
 from sparrow.model.errors import BrokerClosed, InvalidAckId, InvalidArgument
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import SubscriptionPolicy, parse_policy
@@ -131,7 +132,7 @@ class BrokerSubscription:
 
     async def ack(self, messages: Target, *, wait: bool = False) -> None:
         """The work is done. With ``wait`` returns when that is durable."""
-        await self._settle(self._courier.delivery.ack(_ids(messages)), wait)
+        await self._settle(self._courier.delivery.ack(_names(messages)), wait)
 
     async def nack(
         self,
@@ -146,7 +147,7 @@ class BrokerSubscription:
         if delay_s is not None:
             _check_number("delay_s", delay_s)
         decided = self._courier.delivery.nack(
-            _ids(messages),
+            _names(messages),
             self._clock.now_us(),
             jitter=self._jitter(),
             delay_s=delay_s,
@@ -159,7 +160,7 @@ class BrokerSubscription:
         """More time for the work, counted from now."""
         _check_number("seconds", seconds)
         courier = self._courier
-        settled = courier.delivery.extend(_ids(messages), seconds, self._clock.now_us())
+        settled = courier.delivery.extend(_names(messages), seconds, self._clock.now_us())
         courier.set_timer()
         _complain(settled.refused)
 
@@ -290,20 +291,23 @@ class DeadLetterBox:
         return await self._dead_letters.statistics(self._courier)
 
 
-def _ids(messages: Target) -> list[str]:
+def _names(messages: Target) -> AckNames:
+    """What the messages are called in the kernel: those in hand by their lease, texts as ack ids."""
     if isinstance(messages, str | Delivered):
         messages = [messages]
     if not isinstance(messages, Iterable):
         raise InvalidAckId(f"messages or their ack ids are settled, not {messages!r}")
-    return [_id(message) for message in messages]
-
-
-def _id(message: object) -> str:
-    if isinstance(message, Delivered):
-        return message.ack_id
-    if not isinstance(message, str):
-        raise InvalidAckId(f"a message or its ack id is settled, not {message!r}")
-    return message
+    texts: list[str] = []
+    held: dict[str, list[int]] = {}
+    for message in messages:
+        if isinstance(message, Delivered):
+            held.setdefault(message.lease, []).append(message.offset)
+        elif isinstance(message, str):
+            texts.append(message)
+        else:
+            raise InvalidAckId(f"messages or their ack ids are settled, not {message!r}")
+    parsed = parse_ack_ids(texts)
+    return AckNames(name_offsets(held).groups + parsed.groups, parsed.bad)
 
 
 def _check_number(name: str, value: object) -> None:

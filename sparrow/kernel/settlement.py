@@ -95,14 +95,16 @@ class Clerk(NamedTuple):
                 seen.add(offset)
             elif error is not None:
                 refused.append(Refusal(ack_id, error))
-            elif self.honours_late and offset not in late | held and self._is_open(group, offset):
+            elif self._honours(group, offset) and offset not in late and offset not in held:
                 late.add(offset)
             else:
                 refused.append(Refusal(ack_id, StaleAckId("the lease of the message has ended")))
         return late
 
-    def _is_open(self, group: NamedOffsets, offset: int) -> bool:
-        """Whether nobody holds the message and nothing has been decided about it."""
+    def _honours(self, group: NamedOffsets, offset: int) -> bool:
+        """Whether a late ack counts: nobody holds the message and nothing was decided about it."""
+        if not self.honours_late:
+            return False
         track = self.tracks.get(group.name.stream)
         if track is None or group.name.number < self.fence or offset >= track.read_offset:
             return False

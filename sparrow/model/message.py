@@ -257,6 +257,11 @@ class Delivered(Message):
         return str(self._lot.ack_id(self.offset))
 
     @property
+    def lease(self) -> str:
+        """Names the lease by which this message and its neighbours were handed over."""
+        return str(self._lot.lease)
+
+    @property
     def deadline_us(self) -> int:
         """When the message counts as failed, unless it is settled or extended before."""
         return int(self._lot.deadline_us)
@@ -275,6 +280,7 @@ class Delivered(Message):
         return self._lot.owner.extend([self], seconds)
 
 
+_TIME_S_MAX = 253_402_300_799  # the last second of the year 9999, where datetime ends
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -292,5 +298,7 @@ def to_us(moment: object) -> int:
             )
         return (moment - _EPOCH) // timedelta(microseconds=1)
     if isinstance(moment, int | float) and not isinstance(moment, bool):
+        if not -_TIME_S_MAX <= moment <= _TIME_S_MAX:
+            raise InvalidArgument(f"{moment!r} is not a time in seconds since 1970")
         return int(moment * 1_000_000)
     raise InvalidArgument(f"a time is a datetime or seconds since 1970, not {type(moment).__name__}")

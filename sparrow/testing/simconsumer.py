@@ -82,6 +82,7 @@ class Consumer:
             messages: list[Delivered] = await task
         except BaseException as error:
             self._model.reply_lost()
+            self._forget(asks)
             if not isinstance(error, asyncio.CancelledError) or is_stopping():
                 raise
             self._world.note(self.name, "gives up a pull")
@@ -208,6 +209,9 @@ class Consumer:
     def _confirm(self, asks: list[_Ask]) -> None:
         for asked in asks:
             self._model.ack_confirmed(asked.item, asked.asked_at)
+        self._forget(asks)
+
+    def _forget(self, asks: list[_Ask]) -> None:
         self._unconfirmed = [asked for asked in self._unconfirmed if asked not in asks]
 
 

@@ -47,7 +47,7 @@ Verb = Callable[[Broker], Awaitable[Any]]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def not_yet(value: Any, why: str) -> Any:
+def value: Any, why: str) -> Any:
     """A case that is known to be answered wrongly; strict, so that whoever mends it strikes it out here."""
     return pytest.param(value, marks=pytest.mark.xfail(strict=True, reason=why))
 
@@ -179,22 +179,22 @@ BAD_VALUES: list[dict[str, Any]] = [
     {"key": 5},
     {"key": ""},
     {"key": "x" * (KEY_BYTES_MAX + 1)},
-    not_yet({"key": "\ud800"}, "admission._check_text: a UnicodeEncodeError gets out"),
+    not_yet({"key": "\ud800"},
     {"attributes": "text"},
     {"attributes": [("a", "b")]},
     {"attributes": {"a": 1}},
     {"attributes": {"a": None}},
     {"attributes": {1: "a"}},
     {"attributes": {"": "a"}},
-    not_yet({"attributes": {"a": "\ud800"}}, "admission._check_attributes: a UnicodeEncodeError gets out"),
+    {"attributes": {"a": "\ud800"}},
     {"attributes": {"x" * (ATTRIBUTE_KEY_BYTES_MAX + 1): "a"}},
     {"attributes": {"a": "x" * (ATTRIBUTE_VALUE_BYTES_MAX + 1)}},
     {"attributes": {f"a{number}": "x" for number in range(ATTRIBUTES_MAX + 1)}},
     {"event_time": "yesterday"},
     {"event_time": datetime(2024, 1, 1)},
     {"event_time": True},
-    not_yet({"event_time": float("nan")}, "message.to_us: a bare ValueError gets out"),
-    not_yet({"event_time": float("inf")}, "message.to_us: an OverflowError gets out"),
+    {"event_time": float("nan")},
+    {"event_time": float("inf")},
     {"event_time": 1e300},
     {"priority": 128},
     {"priority": -129},
@@ -205,11 +205,11 @@ BAD_VALUES: list[dict[str, Any]] = [
     {"ttl_s": "1"},
     {"ttl_s": True},
     {"ttl_s": float("nan")},
-    not_yet({"ttl_s": float("inf")}, "admission.to_ttl_ms: an OverflowError gets out"),
+    {"ttl_s": float("inf")},
     {"ttl_s": 1e300},
     {"deliver_at": "tomorrow"},
     {"deliver_at": datetime(2024, 1, 1)},
-    not_yet({"deliver_at": float("nan")}, "message.to_us: a bare ValueError gets out"),
+    {"deliver_at": float("nan")},
     {"idempotency_key": ""},
     {"idempotency_key": 7},
     {"idempotency_key": "x" * (KEY_BYTES_MAX + 1)},
@@ -235,23 +235,19 @@ BAD_BATCHES: list[dict[str, Any]] = [
     {"data": [[b"x"]]},
     {"keys": "k"},
     {"keys": ["a", "b"]},
-    not_yet({"keys": [b"bytes"]}, "batch.build: Arrow takes bytes as text in silence"),
+    {"keys": [b"bytes"]},
     {"keys": [5]},
     {"keys": [""]},
     {"keys": ["x" * (KEY_BYTES_MAX + 1)]},
-    not_yet({"keys": ["\ud800"]}, "batch.build: a UnicodeEncodeError gets out"),
+    {"keys": ["\ud800"]},
     {"keys": 5},
     {"attributes": [{}, {}]},
     {"attributes": ["text"]},
     {"attributes": [5]},
     {"attributes": {"a": "b"}},
     {"attributes": [{"a": 1}]},
-    not_yet(
-        {"attributes": [{"a": None}]}, "admission._check_attribute_column: publish refuses it, a batch not"
-    ),
-    not_yet(
-        {"attributes": [{"": "b"}]}, "admission._check_attribute_column: publish refuses it, a batch not"
-    ),
+    {"attributes": [{"a": None}]},
+    {"attributes": [{"": "b"}]},
     {"attributes": [{"x" * (ATTRIBUTE_KEY_BYTES_MAX + 1): "a"}]},
     {"attributes": [{"a": "x" * (ATTRIBUTE_VALUE_BYTES_MAX + 1)}]},
     {"attributes": [{f"a{number}": "x" for number in range(ATTRIBUTES_MAX + 1)}]},
@@ -295,7 +291,7 @@ async def test_a_table_that_is_no_batch_of_messages_is_refused(broker: Broker, t
     await refused(broker, lambda broker: broker.publish_table("orders", table), InvalidArgument)
 
 
-@pytest.mark.parametrize("sequence", [-1, "1", 1.5, not_yet(True, "producer._publish takes a truth value")])
+@pytest.mark.parametrize("sequence", [-1, "1", 1.5, True])
 async def test_a_wrong_sequence_is_refused(broker: Broker, sequence: Any) -> None:
     producer = await broker.producer("careless")
     await refused(broker, lambda _: producer.publish("orders", b"x", sequence=sequence), InvalidArgument)
@@ -345,8 +341,8 @@ async def test_a_taken_name_and_a_shrinking_topic_are_refused(broker: Broker) ->
         {"partition": "0"},
         {"max_messages": 0},
         {"max_messages": "all"},
-        not_yet({"offset": "0"}, "Broker.read does not look at the offset's type"),
-        not_yet({"offset": None}, "Broker.read does not look at the offset's type"),
+        {"offset": "0"},
+        {"offset": None},
     ],
     ids=repr,
 )

@@ -548,7 +548,6 @@ def _joined(text: str, count: int) -> list[bytes]:
 # Races that only a crash test would meet by chance.
 
 
-@pytest.mark.xfail(strict=True, reason="ingress forgets to settle a request whose task was cancelled")
 async def test_a_publish_that_was_cancelled_and_then_refused_can_be_sent_again(tmp_path: Path) -> None:
     disk = FaultyDisk()
     broker = await open_broker(tmp_path / "data", disk, QUICK_ROTATION)

@@ -1,0 +1,62 @@
+"""Reading the log as it is, without a subscription: messages or record batches from an offset on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from sparrow.broker import handover
+from sparrow.broker.topics import Topics
+from sparrow.model.errors import InvalidArgument
+from sparrow.model.message import Message, to_us
+from sparrow.store.ports import Bounds, Store
+
+READ_BYTES = 4 * 1024 * 1024
+
+
+class Reading:
+    """See the module's text."""
+
+    def __init__(self, store: Store, topics: Topics) -> None:
+        self._store = store
+        self._topics = topics
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        return self._store.bounds(self._topics.stream(topic, partition)[1])
+
+    async def messages(self, topic: str, partition: int, offset: int, max_messages: int) -> list[Message]:
+        """Up to ``max_messages`` from ``offset`` on."""
+        found, stream = self._topics.stream(topic, partition)
+        _check_count("max_messages", max_messages, 1)
+        _check_count("offset", offset, 0)
+        messages: list[Message] = []
+        while len(messages) < max_messages:
+            read = await self._store.read(stream, offset, READ_BYTES)
+            if not read:
+                break
+            for batch in read:
+                rest = max_messages - len(messages)
+                messages.extend(handover.messages(batch, found.name, rest))
+                offset = batch.end_offset
+                if rest <= batch.batch.num_rows:
+                    break
+        return messages
+
+    async def batches(self, topic: str, partition: int, offset: int, max_bytes: int) -> list[pa.RecordBatch]:
+        """About ``max_bytes`` from ``offset`` on."""
+        _, stream = self._topics.stream(topic, partition)
+        _check_count("max_bytes", max_bytes, 1)
+        _check_count("offset", offset, 0)
+        return [found.batch for found in await self._store.read(stream, offset, max_bytes)]
+
+    async def offset_at(self, topic: str, partition: int, moment: datetime | float) -> int:
+        """The first offset published at or after a moment."""
+        _, stream = self._topics.stream(topic, partition)
+        return await self._store.offset_at(stream, to_us(moment))
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidArgument(f"{name} must be a whole number from {least}, not {value!r}")
