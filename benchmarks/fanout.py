@@ -23,6 +23,7 @@ from benchmarks import measure
 from benchmarks.measure import Options, Report
 from sparrow.broker.broker import Broker
 from sparrow.broker.subscription import BrokerSubscription
+from sparrow.model.message import Delivered
 from sparrow.model.settings import Settings
 
 SIZES = (100, 1_000, 10_000)
@@ -112,10 +113,10 @@ async def all_ask(broker: Broker, readers: list[BrokerSubscription], size: int) 
     return (receipted - started) * 1000, (reached - started) * 1000
 
 
-async def settle(readers: list[BrokerSubscription], got: list[list[object]]) -> None:
+async def settle(readers: list[BrokerSubscription], got: list[list[Delivered]]) -> None:
     assert all(len(messages) == 1 for messages in got), "somebody was left out"
     for reader, messages in zip(readers, got, strict=True):
-        await reader.ack(messages)  # type: ignore[arg-type]
+        await reader.ack(messages)
     for reader in readers:
         await reader.flush()
 

@@ -88,6 +88,7 @@ class Broker:
             )
         )
         self._topics.on_change = self._subscriptions.topic_changed
+        self._topics.on_delete = self._deleted
 
     @classmethod
     async def open(
@@ -162,9 +163,6 @@ class Broker:
         if users and not force:
             raise TopicInUse(f"{name!r} is used by {', '.join(users[:5])}", subscriptions=users)
         await self._topics.delete(topic)
-        await self._subscriptions.topic_deleted(topic)
-        self._repeats.forget_topic(topic.id)
-        self._pages.forget_topic(topic.id)
         self._log.info("topic-deleted", "", topic=topic.name)
 
     # Publishing.
@@ -303,22 +301,26 @@ class Broker:
 
     async def bounds(self, topic: str, partition: int = 0) -> Bounds:
         """The first offset kept and the one after the last."""
+        self._check_open()
         return self._reading.bounds(topic, partition)
 
     async def read(
         self, topic: str, *, partition: int = 0, offset: int = 0, max_messages: int = 1000
     ) -> list[Message]:
         """Messages of a partition from an offset on; empty at the end of the log."""
+        self._check_open()
         return await self._reading.messages(topic, partition, offset, max_messages)
 
     async def read_batches(
         self, topic: str, *, partition: int = 0, offset: int = 0, max_bytes: int = READ_BYTES
     ) -> list[pa.RecordBatch]:
         """The same as Arrow record batches, about ``max_bytes`` of them; the columns are the lake's."""
+        self._check_open()
         return await self._reading.batches(topic, partition, offset, max_bytes)
 
     async def offset_at(self, topic: str, moment: datetime | float, *, partition: int = 0) -> int:
         """The first offset published at or after a moment."""
+        self._check_open()
         return await self._reading.offset_at(topic, partition, moment)
 
     # Keeping.
@@ -344,6 +346,12 @@ class Broker:
     def recovery(self) -> RecoveryReport:
         """What opening did and found."""
         return self._store.recovered.report
+
+    async def _deleted(self, topic: Topic) -> None:
+        """Whoever remembers something of a topic forgets it."""
+        await self._subscriptions.topic_deleted(topic)
+        self._repeats.forget_topic(topic.id)
+        self._pages.forget_topic(topic.id)
 
     def _arrived(self, stream: StreamId) -> None:
         """New messages of a stream can be read."""

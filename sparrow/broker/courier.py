@@ -131,7 +131,11 @@ class Courier:
                 rest_s = until_s - clock.monotonic_s()
                 if rest_s <= 0:
                     return []
-                await asyncio.wait([waiting], timeout=rest_s)
+                alarm = asyncio.get_running_loop().call_later(rest_s, _set, waiting)
+                try:
+                    await waiting
+                finally:
+                    alarm.cancel()
             finally:
                 self._stop_waiting(waiting)
         return []
@@ -341,8 +345,7 @@ class Courier:
         """Something may be ready."""
         if self._waiting:
             for future in self._waiting:
-                if not future.done():
-                    future.set_result(None)
+                _set(future)
 
     def _wait(self) -> asyncio.Future[None]:
         if self._waiting is None:
@@ -390,6 +393,11 @@ class Courier:
 def first_refusal(refused: Sequence[Refusal]) -> SparrowError | None:
     """Why the first of some ids was refused."""
     return refused[0].error if refused else None
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _count_below(offsets: Sequence[int], place: int, end: int) -> int:

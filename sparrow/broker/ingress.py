@@ -19,7 +19,7 @@ from sparrow.broker.repeats import Repeats
 from sparrow.broker.singles import Singles
 from sparrow.broker.topics import Topics
 from sparrow.kernel import dedupe
-from sparrow.kernel.dedupe import Request, Stored
+from sparrow.kernel.dedupe import KeyWindow, Request, Stored
 from sparrow.kernel.partition import partitions_of
 from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
@@ -27,6 +27,8 @@ from sparrow.model.message import Receipt, Receipts, Run, StreamId
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
 from sparrow.store.ports import BatchDraft, Commit, Store
+
+_TABLE_WINDOW = 8  # batches of a table on their way at once: enough to keep the disk busy
 
 
 class ProducerId(NamedTuple):
@@ -92,9 +94,12 @@ class Ingress:
         return _receipts(topic, pieces, commit, batch.num_rows)
 
     async def publish_table(self, topic: Topic, table: pa.Table) -> Receipts:
-        """A table of any size, as many batches; they are on their way together, in order."""
-        parts = [self.publish_batch(topic, piece) for piece in cut(table)]
-        return _joined(topic, await asyncio.gather(*parts))
+        """A table of any size, as many batches, some of them on their way together, in order."""
+        pieces, parts = cut(table), []
+        for start in range(0, len(pieces), _TABLE_WINDOW):
+            some = [self.publish_batch(topic, piece) for piece in pieces[start : start + _TABLE_WINDOW]]
+            parts += await asyncio.gather(*some)
+        return _joined(topic, parts)
 
     # A producer's sequence.
 
@@ -147,31 +152,30 @@ class Ingress:
     # Idempotency keys.
 
     async def _publish_keyed(self, topic: Topic, batch: pa.RecordBatch) -> Receipts:
-        repeats, now_us = self._repeats, self._clock.now_us()
-        window = await repeats.window(topic, now_us)
+        repeats = self._repeats
+        window = await repeats.window(topic, self._clock.now_us())
         keys = batch.column("idempotency_key").to_pylist()
-        known: dict[int, Stored] = {}
-        waiting: dict[int, asyncio.Future[Stored]] = {}
-        fresh: list[int] = []
-        mine: dict[str, int] = {}
-        twins: dict[int, int] = {}
-        for row, key in enumerate(keys):
-            found = None if key is None else window.find(key, now_us)
-            if found is not None:
-                known[row] = found
-            elif key is not None and (topic.id, key) in repeats.keys_on_their_way:
-                waiting[row] = repeats.keys_on_their_way[topic.id, key]
-            elif key is not None and key in mine:
-                twins[row] = mine[key]
-            else:
-                fresh.append(row)
-                if key is not None:
-                    mine[key] = row
-        window.admit(len(mine), now_us)
-        stored = await self._store_keyed(topic, batch, fresh, mine) if fresh else {}
-        for row, future in waiting.items():
-            known[row] = await asyncio.shield(future)
-        known.update({row: stored[first] for row, first in twins.items()})
+        while True:
+            now_us = self._clock.now_us()
+            known = {row: found for row, key in enumerate(keys) if (found := _known(window, key, now_us))}
+            waiting = [
+                repeats.keys_on_their_way[topic.id, key]
+                for row, key in enumerate(keys)
+                if row not in known and (topic.id, key) in repeats.keys_on_their_way
+            ]
+            if not waiting:
+                break
+            # Others are storing some of these keys: when they are done, or have failed, look again.
+            await asyncio.wait(waiting)
+        first = {
+            key: row for row, key in reversed(list(enumerate(keys))) if key is not None and row not in known
+        }
+        fresh = [row for row, key in enumerate(keys) if row not in known and first.get(key, row) == row]
+        window.admit(len(first), now_us)
+        stored = await self._store_keyed(topic, batch, fresh, first) if fresh else {}
+        known.update(
+            {row: stored[first[keys[row]]] for row in range(len(keys)) if row not in {*known, *stored}}
+        )
         return _keyed_receipts(topic, len(keys), stored, known)
 
     async def _store_keyed(
@@ -250,6 +254,10 @@ class Ingress:
         if len(rows) == 1:
             return [_Piece(next(iter(rows)), batch, None)]
         return [_Piece(partition, batch.take(pa.array(chosen)), chosen) for partition, chosen in rows.items()]
+
+
+def _known(window: KeyWindow, key: str | None, now_us: int) -> Stored | None:
+    return None if key is None else window.find(key, now_us)
 
 
 def _hear(task: asyncio.Task[Commit]) -> None:

@@ -30,7 +30,7 @@ class Reading:
         """Up to ``max_messages`` from ``offset`` on."""
         found, stream = self._topics.stream(topic, partition)
         _check_count("max_messages", max_messages, 1)
-        _check_count("offset", offset, 0)
+        _check_offset(offset)
         messages: list[Message] = []
         while len(messages) < max_messages:
             read = await self._store.read(stream, offset, READ_BYTES)
@@ -48,13 +48,18 @@ class Reading:
         """About ``max_bytes`` from ``offset`` on."""
         _, stream = self._topics.stream(topic, partition)
         _check_count("max_bytes", max_bytes, 1)
-        _check_count("offset", offset, 0)
+        _check_offset(offset)
         return [found.batch for found in await self._store.read(stream, offset, max_bytes)]
 
     async def offset_at(self, topic: str, partition: int, moment: datetime | float) -> int:
         """The first offset published at or after a moment."""
         _, stream = self._topics.stream(topic, partition)
         return await self._store.offset_at(stream, to_us(moment))
+
+
+def _check_offset(value: Any) -> None:
+    if type(value) is not int:
+        raise InvalidArgument(f"offset must be a whole number, not {value!r}")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -34,6 +34,7 @@ from sparrow.store.catalog_tables import CursorCheckpoint, SubscriptionRow
 from sparrow.store.ports import Recovered, Store
 
 Start = Callable[[StreamId], Any]
+_WAKE_AT_ONCE = 256
 
 
 class Subscriptions:
@@ -78,9 +79,16 @@ class Subscriptions:
 
     def arrived(self, stream: StreamId) -> None:
         """New messages of a stream can be read: consumers that wait for them are woken."""
-        for courier in self._readers.get(stream, {}).values():
-            if courier.is_waited_for:
-                courier.wake()
+        waiting = [c for c in self._readers.get(stream, {}).values() if c.is_waited_for]
+        if waiting:
+            asyncio.get_running_loop().call_soon(self._wake, waiting)
+
+    def _wake(self, waiting: list[Courier]) -> None:
+        """Some at a time, and after the publisher was answered: a wide fan-out holds up nobody else."""
+        for courier in waiting[:_WAKE_AT_ONCE]:
+            courier.wake()
+        if len(waiting) > _WAKE_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._wake, waiting[_WAKE_AT_ONCE:])
 
     def stop(self) -> None:
         self._is_stopped = True

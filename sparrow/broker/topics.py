@@ -37,6 +37,8 @@ class Topics:
         self._changes: set[asyncio.Task[None]] = set()
         self.on_change: OnChange = _nobody
         """Told of every topic that is new or has more partitions, before anyone may use it."""
+        self.on_delete: OnChange = _nobody
+        """Told of every topic that is gone."""
         self._allowance = settings.auto_create_per_s
         self._allowance_at = clock.monotonic_s()
 
@@ -155,6 +157,7 @@ class Topics:
             del self._leaving[topic.name]
             gone.set_result(None)
         del self._by_id[topic.id]
+        await self.on_delete(topic)
 
     async def _until_gone(self, name: str) -> None:
         """A new topic of a name waits until the old one's files are gone, because it will use the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import msgspec
@@ -92,9 +93,9 @@ def parse_policy(options: dict[str, Any], base: TopicPolicy | None = None) -> To
 def _check_positive(policy: TopicPolicy) -> None:
     for name in ("retention_s", "retention_bytes", "retention_messages"):
         value = getattr(policy, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise InvalidArgument(f"{name} must be positive, or None for no limit, not {value!r}")
-    if policy.dedupe_window_s < 0:
+    if not 0 <= policy.dedupe_window_s < math.inf:
         raise InvalidArgument(f"dedupe_window_s must not be negative, not {policy.dedupe_window_s!r}")
 
 

@@ -113,7 +113,14 @@ def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
             values = [None if not value else list(value.items()) for value in values]
         _refuse_silent_conversions(field, values)
         return pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, AttributeError) as error:
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        UnicodeEncodeError,
+        OverflowError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise InvalidArgument(f"{field.name} cannot be stored as {field.type}: {error}") from error
 
 

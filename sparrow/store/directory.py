@@ -24,6 +24,8 @@ from sparrow.model.topic import Topic
 from sparrow.store.disk import Disk
 
 FORMAT = 1
+DELETED = "#deleted"
+"""Ends the name of a topic's directory while it is being removed; no topic can be called so."""
 _OURS = {"sparrow.json", "sparrow.json.tmp", "lock", "journal", "topics", "catalog.db", "lost+found"}
 
 
@@ -123,7 +125,7 @@ class DataDirectory:
     def remove_topic(self, path: Path) -> None:
         """A topic's directory goes: renamed first, so that a new topic of the name can start at once."""
         if path.is_dir():
-            doomed = path.with_name(f"{path.name}#deleted")
+            doomed = path.with_name(f"{path.name}{DELETED}")
             if doomed.exists():
                 shutil.rmtree(doomed)
             os.rename(path, doomed)

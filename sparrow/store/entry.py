@@ -94,6 +94,8 @@ class Broken(NamedTuple):
 
     position: int
     end_position: int
+    headers: tuple[Header, ...] = ()
+    """Entries in it whose header is whole and only whose body is damaged: their offsets are known."""
 
 
 def lsn(file_number: int, position: int) -> int:
@@ -172,7 +174,7 @@ class Scan:
                 if following is None and self._is_blank(position):
                     return
                 end = self._length if following is None else following.position
-                yield Broken(position, end)
+                yield Broken(position, end, self._headers_between(position, end))
                 if following is None:
                     return
                 header = following
@@ -194,6 +196,15 @@ class Scan:
                 return header
             at = self._source.find(ENTRY_MAGIC, at + 1)
         return None
+
+    def _headers_between(self, position: int, end: int) -> tuple[Header, ...]:
+        """Whole headers in a broken stretch; each says where the next entry would start."""
+        found = []
+        header = unpack(self._source, position, self._number)
+        while header is not None and header.position < end:
+            found.append(header)
+            header = unpack(self._source, header.end_position, self._number)
+        return tuple(found)
 
     def _is_blank(self, position: int) -> bool:
         step = 1 << 20

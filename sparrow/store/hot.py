@@ -65,6 +65,12 @@ class HotStream:
         self.end_offset = header.end_offset
         self.next_offset = max(self.next_offset, self.end_offset)
 
+    def skip_to(self, end_offset: int) -> None:
+        """The offsets up to here are taken, though their messages cannot be read."""
+        assert end_offset >= self.end_offset, "the end of a stream never goes back"
+        self.end_offset = end_offset
+        self.next_offset = max(self.next_offset, end_offset)
+
     def places_from(self, offset: int) -> Iterator[Place]:
         """The batches from the one that holds ``offset`` (or the next one) on."""
         start = max(0, bisect_right(self._bases, offset) - 1)

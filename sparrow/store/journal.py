@@ -26,6 +26,7 @@ from typing import Any
 import google_crc32c
 
 from sparrow.model.errors import (
+    Backlogged,
     BrokerClosed,
     JournalFrozen,
     SparrowError,
@@ -50,6 +51,8 @@ from sparrow.store.hot import HotWindow
 from sparrow.store.journalfile import JournalFile
 from sparrow.store.ports import Appended, BatchDraft, Commit, Draft, FactsDraft, OnCommit
 
+_WAITING_BYTES_MAX = 1024 * 1024 * 1024  # beyond pending_bytes_max; a runaway publisher must not fill memory
+_HOLD_S = 30.0
 _PADDING = [bytes(length) for length in range(8)]
 
 
@@ -124,6 +127,10 @@ class Journal:
         self._runner: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_content = False
+        self._needs_note = False
+        self._is_held = False
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._waiting_bytes = 0
         self._is_rotation_wanted = False
         self._is_sync_wanted = False
         self._frozen: SparrowError | None = None
@@ -150,9 +157,17 @@ class Journal:
         return [file for number, file in sorted(self.files.items()) if file is not self._current]
 
     def adopt(
-        self, files: Sequence[JournalFile], last_number: int, last_length: int, last_time_us: int
+        self,
+        files: Sequence[JournalFile],
+        last_number: int,
+        last_length: int,
+        last_time_us: int,
+        *,
+        is_clean: bool = True,
     ) -> None:
-        """Takes over what recovery found; writing goes on in a new file."""
+        """Takes over what recovery found; writing goes on in a new file. What does not end in a note gets
+        one when the journal is closed, so that its last entries have a witness too."""
+        self._needs_note = not is_clean
         self.files = {file.number: file for file in files}
         self._last_number = last_number
         self._last_length = last_length
@@ -169,14 +184,53 @@ class Journal:
         if self._frozen:
             raise self._frozen
         future: asyncio.Future[Commit] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Chain(drafts, durability, on_commit, future))
+        chain = Chain(drafts, durability, on_commit, future)
+        if self._waiting_bytes + chain.size > _WAITING_BYTES_MAX and self._waiting:
+            raise Backlogged(
+                f"{self._waiting_bytes} bytes wait for the disk; {_WAITING_BYTES_MAX} are allowed"
+            )
+        self._waiting.append(chain)
+        self._waiting_bytes += chain.size
         self._admit_waiting()
         self._kick()
         return await future
 
     async def note(self) -> None:
         """A durable entry without content; it witnesses the catalog version."""
-        await self.append([FactsDraft(b"", 0)], Durability.DURABLE, _ignore)
+        if self._frozen:
+            raise self._frozen
+        future: asyncio.Future[Commit] = asyncio.get_running_loop().create_future()
+        chain = Chain([FactsDraft(b"", 0)], Durability.DURABLE, _ignore, future)
+        self._pending.append(chain)  # Past those who wait: they may wait for what this note completes.
+        self._pending_bytes += chain.size
+        self._kick()
+        await future
+
+    def hold(self, is_held: bool) -> None:
+        """Publishers wait while the sealing is far behind; those who waited too long are refused."""
+        if is_held == self._is_held:
+            return
+        self._is_held = is_held
+        if is_held:
+            loop = asyncio.get_running_loop()
+            self._hold_timer = loop.call_later(_HOLD_S, self._refuse_held)
+        else:
+            if self._hold_timer is not None:
+                self._hold_timer.cancel()
+            self._admit_waiting()
+            self._kick()
+
+    def _refuse_held(self) -> None:
+        refused, self._waiting, self._waiting_bytes = list(self._waiting), deque(), 0
+        for chain in refused:
+            chain.refuse(
+                Backlogged(
+                    "sealing is far behind the publishers",
+                    hint="See the health report: sealing is slower than the publishers, or it fails.",
+                )
+            )
+        if self._is_held:
+            self._hold_timer = asyncio.get_running_loop().call_later(_HOLD_S, self._refuse_held)
 
     async def rotate(self) -> None:
         """Finishes the current file, when it holds more than notes."""
@@ -188,10 +242,12 @@ class Journal:
 
     async def close(self) -> None:
         """Writes what is pending, leaves a note, and finishes the file."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._hold_timer):
+            if timer is not None:
+                timer.cancel()
+        self.hold(False)
         try:
-            if self._frozen is None and self._current is not None:
+            if self._frozen is None and (self._current is not None or self._needs_note):
                 await self.note()
                 self._is_rotation_wanted = True
                 self._kick()
@@ -209,10 +265,13 @@ class Journal:
         up meanwhile is stored all the same: what remembers its request counts on the commit."""
         while self._waiting and self._has_room(self._waiting[0].size):
             chain = self._waiting.popleft()
+            self._waiting_bytes -= chain.size
             self._pending.append(chain)
             self._pending_bytes += chain.size
 
     def _has_room(self, size: int) -> bool:
+        if self._is_held:
+            return False
         return not self._pending or self._pending_bytes + size <= self._pending_bytes_max
 
     def _kick(self) -> None:
@@ -435,7 +494,7 @@ class Journal:
     def _drop_pending(self) -> None:
         self._pending.clear()
         self._waiting.clear()
-        self._pending_bytes = 0
+        self._pending_bytes = self._waiting_bytes = 0
         self._is_rotation_wanted = self._is_sync_wanted = False
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:

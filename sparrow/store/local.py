@@ -21,34 +21,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from sparrow.model.errors import (
-    Backlogged,
     DataDamaged,
-    OffsetOutOfRange,
     SparrowError,
     StorageError,
     StorageFull,
-    TopicNotFound,
 )
 from sparrow.model.message import StreamId
 from sparrow.model.segment import SegmentInfo
 from sparrow.model.settings import JournalSettings, LakeSettings
 from sparrow.model.topic import Durability, Topic, TopicPolicy
-from sparrow.store import batch as batches
 from sparrow.store.catalog import Catalog
 from sparrow.store.catalog_tables import CursorCheckpoint, ProducerState, Segment, SubscriptionRow
 from sparrow.store.directory import DataDirectory
 from sparrow.store.disk import Disk
-from sparrow.store.hot import HotStream, HotWindow
+from sparrow.store.hot import HotWindow
 from sparrow.store.journal import Journal
 from sparrow.store.journalfile import JournalFile
-from sparrow.store.lake import GroupCache
 from sparrow.store.opening import Opened, open_directory
 from sparrow.store.ports import (
-    BatchDraft,
     Bounds,
     Commit,
     Damage,
@@ -58,13 +49,11 @@ from sparrow.store.ports import (
     Recovered,
     StoreState,
 )
+from sparrow.store.reader import LogReader
 from sparrow.store.sealing import Sealed, SealPlan, seal
 from sparrow.store.segments import SegmentIndex
 
-_CACHE_BYTES = 32 * 1024 * 1024  # decoded row groups: eight of the default size
-_CACHE_READERS = 64
 _SEAL_FILES_MAX = 8
-_SEALING_WAIT_S = 30.0
 _SEALING_NICENESS = 5  # a third of the share of a thread of normal priority, when both want a core
 
 
@@ -90,17 +79,12 @@ class LocalStore:
         self._damages: list[Damage] = list(opened.recovered.report.damages)
         self._disk = disk
         self._lake = lake
-        self._cache = GroupCache(_CACHE_BYTES, _CACHE_READERS)
         self._catalog_version = opened.catalog.version
         self._catalog_thread = catalog_thread
-        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-lake")
         self._seal_thread = ThreadPoolExecutor(1, "sparrow-seal", initializer=_stand_back)
         self._keeping = asyncio.Lock()
         self._is_file_finished = asyncio.Event()
-        self._is_sealed = asyncio.Event()
         self._unsealed_bytes_max = journal.unsealed_bytes_max
-        self._finished_bytes = 0
-        """What is finished and not sealed, as of the last change."""
         self._background: set[asyncio.Task[Any]] = set()
         self._journal = Journal(
             disk=disk,
@@ -114,9 +98,18 @@ class LocalStore:
             sync_interval_s=journal.sync_interval_s,
             on_new_file=self._remember_newest,
         )
+        self._reader = LogReader(
+            self._hot, self._index, lambda: self._journal.files, self._path, self._report
+        )
         scan = opened.scan
         lengths = [scan.end_of(file) for file in scan.files]
-        self._journal.adopt(scan.files, scan.last_number, (lengths or [0])[-1], scan.last_time_us)
+        self._journal.adopt(
+            scan.files,
+            scan.last_number,
+            (lengths or [0])[-1],
+            scan.last_time_us,
+            is_clean=scan.is_clean,
+        )
 
     @classmethod
     async def open(
@@ -173,8 +166,7 @@ class LocalStore:
             if self._background:
                 await asyncio.wait(self._background)
             await self._journal.close()
-            self._read_thread.shutdown(wait=True)
-            self._cache.close()
+            self._reader.close()
             self._seal_thread.shutdown(wait=True)
             try:
                 await self._in_catalog(self._catalog.close)
@@ -185,188 +177,28 @@ class LocalStore:
     # The log.
 
     async def append(self, chain: Sequence[Draft], durability: Durability, on_commit: OnCommit) -> Commit:
-        if self._finished_bytes > self._unsealed_bytes_max and isinstance(chain[0], BatchDraft):
-            await self._wait_for_sealing()
         return await self._journal.append(chain, durability, on_commit)
 
-    async def _wait_for_sealing(self) -> None:
-        """Publishers that outrun the sealing wait for it, so that the journal cannot fill the disk."""
-        try:
-            async with asyncio.timeout(_SEALING_WAIT_S):
-                while self._finished_bytes > self._unsealed_bytes_max:
-                    self._is_sealed.clear()
-                    await self._is_sealed.wait()
-        except TimeoutError:
-            raise Backlogged(
-                f"{self._finished_bytes} bytes wait to be sealed; {self._unsealed_bytes_max} are allowed",
-                hint="See the health report: sealing is slower than the publishers, or it fails.",
-            ) from None
-
     def bounds(self, stream: StreamId) -> Bounds:
-        hot = self._stream(stream)
-        return Bounds(hot.start_offset, hot.end_offset)
+        return self._reader.bounds(stream)
 
     async def read(
         self, stream: StreamId, offset: int, max_bytes: int, *, is_whole: bool = False
     ) -> list[LogBatch]:
-        hot = self._stream(stream)
-        if not hot.start_offset <= offset <= hot.end_offset:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not between {hot.start_offset} and {hot.end_offset}",
-                start_offset=hot.start_offset,
-                end_offset=hot.end_offset,
-            )
-        segment = self._index.find(stream, offset) if offset < hot.sealed_end else None
-        if segment is None:
-            return self._read_hot(stream, hot, offset, max_bytes, is_whole)
-        path = self._path(segment)
-        try:
-            found: list[LogBatch] = await self._in(
-                self._read_thread, self._read_segment, segment, path, offset, max_bytes, is_whole
-            )
-            return found
-        except DataDamaged:
-            if self._index.find(stream, offset) is not segment:
-                return await self.read(stream, max(offset, hot.start_offset), max_bytes, is_whole=is_whole)
-            raise
-
-    def _read_hot(
-        self, stream: StreamId, hot: HotStream, offset: int, max_bytes: int, is_whole: bool
-    ) -> list[LogBatch]:
-        found: list[LogBatch] = []
-        size = 0
-        for place in hot.places_from(offset):
-            if size >= max_bytes:
-                break
-            file = self._journal.files[place.file_number]
-            header = file.header(place.position)
-            if header.end_offset <= offset:
-                continue
-            table = batches.to_table_form(
-                batches.decode(file.body(header), header.columns),
-                header.base_offset,
-                header.publish_time_us,
-                header.producer_id,
-                header.base_sequence,
-            )
-            skip = 0 if is_whole else max(0, offset - header.base_offset)
-            found.append(LogBatch(stream, header.base_offset + skip, header.end_offset, table.slice(skip)))
-            size += header.body_length
-        return found
-
-    def _read_segment(
-        self, segment: Segment, path: Path, offset: int, max_bytes: int, is_whole: bool
-    ) -> list[LogBatch]:
-        """Runs in the lake's thread."""
-        reader = self._cache.reader(path, segment)
-        groups = segment.row_groups()
-        found: list[LogBatch] = []
-        size = 0
-        for index in range(reader.group_of(offset), len(groups)):
-            try:
-                table = self._cache.group(path, reader, index)
-            except DataDamaged:
-                if found:
-                    break  # What is whole is served first; the next read meets the damage.
-                raise
-            end = groups[index + 1].first_offset if index + 1 < len(groups) else segment.end_offset
-            if end <= offset:
-                continue
-            start = groups[index].first_offset
-            if not is_whole and offset > start:
-                table, start = _from_offset(table, start, offset), offset
-            found.append(LogBatch(segment.stream, start, end, table))
-            size += table.nbytes
-            if size >= max_bytes:
-                break
-        return found
+        return await self._reader.read(stream, offset, max_bytes, is_whole=is_whole)
 
     async def offset_at(self, stream: StreamId, time_us: int) -> int:
-        """The first offset whose message was published at or after ``time_us``."""
-        hot = self._stream(stream)
-        for segment in self._index.of(stream):
-            if segment.last_time_us >= time_us:
-                if segment.first_time_us >= time_us:
-                    return segment.first_offset
-                path = self._path(segment)
-                try:
-                    return int(
-                        await self._in(self._read_thread, self._segment_offset_at, segment, path, time_us)
-                    )
-                except DataDamaged:
-                    if self._index.find(stream, segment.first_offset) is segment:
-                        raise
-                    return await self.offset_at(stream, time_us)  # Retention took it meanwhile.
-        for place in hot.places_from(hot.first_hot_offset):
-            header = self._journal.files[place.file_number].header(place.position)
-            if header.publish_time_us >= time_us:
-                return header.base_offset
-        return hot.end_offset
-
-    def _segment_offset_at(self, segment: Segment, path: Path, time_us: int) -> int:
-        reader = self._cache.reader(path, segment)
-        moment = pa.scalar(time_us, pa.timestamp("us", tz="UTC"))
-        for index in range(len(segment.row_groups())):
-            table = self._cache.group(path, reader, index)
-            late = pc.greater_equal(table.column("publish_time"), moment)
-            place = pc.index(late, True).as_py()
-            if place >= 0:
-                return int(table.column("offset")[place].as_py())
-        return segment.end_offset
+        return await self._reader.offset_at(stream, time_us)
 
     async def idempotency_keys(self, topic: Topic, since_us: int) -> list[LogBatch]:
-        """What may hold keys that are still in their window, in publish order within each stream."""
-        found: list[LogBatch] = []
-        for partition in range(topic.partitions):
-            stream = StreamId(topic.id, partition)
-            # Taken in one step: what is sealed while segments are read must be in one of the two.
-            segments, hot = list(self._index.of(stream)), self._hot_keys(stream)
-            for segment in segments:
-                if segment.has_idempotency_keys and segment.last_time_us >= since_us:
-                    found.extend(await self._keys_unless_dropped(segment))
-            found.extend(hot)
-        return found
-
-    async def _keys_unless_dropped(self, segment: Segment) -> list[LogBatch]:
-        if self._index.find(segment.stream, segment.first_offset) is not segment:
-            return []
-        try:
-            found: list[LogBatch] = await self._in(
-                self._read_thread, self._keys_of, segment, self._path(segment)
-            )
-            return found
-        except DataDamaged:
-            if self._index.find(segment.stream, segment.first_offset) is not segment:
-                return []
-            raise
-
-    def _keys_of(self, segment: Segment, path: Path) -> list[LogBatch]:
-        reader = self._cache.reader(path, segment)
-        columns = ["offset", "publish_time", "idempotency_key"]
-        found = []
-        for index in range(len(segment.row_groups())):
-            table = reader.read_group(index, columns)
-            found.append(LogBatch(segment.stream, segment.first_offset, segment.end_offset, table))
-        return found
-
-    def _hot_keys(self, stream: StreamId) -> list[LogBatch]:
-        hot = self._stream(stream)
-        found = []
-        for place in hot.places_from(hot.first_hot_offset):
-            header = self._journal.files[place.file_number].header(place.position)
-            if header.columns & batches.BIT["idempotency_key"]:
-                found.extend(self._read_hot(stream, hot, header.base_offset, 1, is_whole=True))
-        return found
-
-    def _stream(self, stream: StreamId) -> HotStream:
-        hot = self._hot.get(stream)
-        if hot is None:
-            raise TopicNotFound(f"there is no partition {stream.partition} of topic id {stream.topic_id}")
-        return hot
+        return await self._reader.idempotency_keys(topic, since_us)
 
     def _path(self, segment: Segment) -> Path:
         topic = self._topics[segment.topic_id]
         return self._directory.partition(topic.name, segment.partition) / segment.file_name
+
+    def _report(self, damage: DataDamaged) -> None:
+        self._damages.append(Damage(file="", what=damage.message))
 
     # The catalog.
 
@@ -409,7 +241,7 @@ class LocalStore:
             self._hot.forget_topic(topic.id)
             self._index.forget_topic(topic.id)
             # A new topic of the name will use the same paths.
-            await self._in(self._read_thread, self._forget_segments, paths)
+            await self._reader.forget(paths)
             # The topic is gone by now; what cannot be removed is removed at the next start.
             with suppress(StorageError):
                 await self._in_catalog(self._directory.remove_topic, self._directory.topic(topic.name))
@@ -458,7 +290,7 @@ class LocalStore:
 
     def _remember_newest(self, number: int) -> None:
         """Keeps the newest file's number in the catalog, so that its loss would be noticed."""
-        self._finished_bytes = self.finished_bytes()
+        self._hold_publishers()
         self._is_file_finished.set()
         self._spawn(self.put_document("journal", "newest", str(number).encode()))
 
@@ -537,7 +369,7 @@ class LocalStore:
         return SealPlan({file.number: file for file in files}, streams)
 
     def _sealed_end(self, stream: StreamId, plan: SealPlan) -> int:
-        hot = self._stream(stream)
+        hot = self._reader.stream(stream)
         places = hot.places_from(hot.first_hot_offset)
         later = (place.base_offset for place in places if place.file_number > plan.last_file)
         return next(later, hot.end_offset)
@@ -547,12 +379,15 @@ class LocalStore:
         for segment in sealed.segments:
             self._index.add(segment)
         for stream, end in ends.items():
-            self._stream(stream).drop_files_through(plan.last_file, end)
+            self._reader.stream(stream).drop_files_through(plan.last_file, end)
         for number in plan.files:
             self._journal.forget(plan.files[number])
         self._damages.extend(sealed.damages)
-        self._finished_bytes = self.finished_bytes()
-        self._is_sealed.set()
+        self._hold_publishers()
+
+    def _hold_publishers(self) -> None:
+        """Those who outrun the sealing wait for it, so that the journal cannot fill the disk."""
+        self._journal.hold(self.finished_bytes() > self._unsealed_bytes_max)
 
     def _remove_files(self, files: Sequence[JournalFile]) -> None:
         for file in files:
@@ -584,23 +419,14 @@ class LocalStore:
             for segment in doomed:
                 self._index.drop(segment)
             for stream, start in starts.items():
-                self._stream(stream).drop_before(start)
-            await self._in(self._read_thread, self._remove_segments, paths)
+                self._reader.stream(stream).drop_before(start)
+            await self._reader.forget(paths, self._disk)
 
     def _starts_after(self, doomed: Sequence[Segment]) -> dict[StreamId, int]:
         starts: dict[StreamId, int] = {}
         for segment in doomed:
             starts[segment.stream] = max(starts.get(segment.stream, 0), segment.end_offset)
         return starts
-
-    def _remove_segments(self, paths: Sequence[Path]) -> None:
-        self._forget_segments(paths)
-        for path in paths:
-            self._disk.remove(path)
-
-    def _forget_segments(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            self._cache.forget(path)
 
     async def _in(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
@@ -610,18 +436,6 @@ def _stand_back() -> None:
     """Sealing takes the processor time that publishing and delivery leave over."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SEALING_NICENESS)
-
-
-def _from_offset(table: pa.RecordBatch, first_offset: int, offset: int) -> pa.RecordBatch:
-    """The rows from ``offset`` on; offsets are dense but for reported gaps, so the guess mostly holds."""
-    if offset <= first_offset:
-        return table
-    guess = min(offset - first_offset, table.num_rows - 1)
-    offsets = table.column("offset")
-    if offsets[guess].as_py() == offset:
-        return table.slice(guess)
-    late = pc.index(pc.greater_equal(offsets, offset), True).as_py()
-    return table.slice(late if late >= 0 else table.num_rows)
 
 
 def _info(segment: Segment) -> SegmentInfo:

@@ -15,7 +15,7 @@ from sparrow.model.message import StreamId
 from sparrow.model.topic import Topic
 from sparrow.store.catalog import Catalog
 from sparrow.store.catalog_tables import Segment, StreamRow, SubscriptionRow
-from sparrow.store.directory import DataDirectory, typed_error
+from sparrow.store.directory import DELETED, DataDirectory, typed_error
 from sparrow.store.disk import Disk
 from sparrow.store.hot import HotWindow
 from sparrow.store.ports import Damage, Recovered, RecoveryReport
@@ -159,7 +159,11 @@ def _clear_away(
     for path in doomed:
         disk.remove(path)
     names = {topic.name for topic in topics}
-    strangers = [path for path, _ in directory.topic_files() if path.name not in names]
+    strangers = [
+        path
+        for path, found in directory.topic_files()
+        if path.name not in names and (found is not None or path.name.endswith(DELETED))
+    ]  # What holds no topic.json of ours was put there by somebody else.
     for path in strangers:
         directory.remove_topic(path)
     return len(doomed) + len(strangers)

@@ -27,6 +27,8 @@ class JournalScan:
         self.files: list[JournalFile] = []
         self.chains: list[list[Header]] = []
         self.damages: list[Damage] = []
+        self.lost: set[tuple[int, int]] = set()
+        """Entries, by file and position, of which only the header is left: what they held is a known gap."""
         self.torn_bytes = 0
         self.removable: list[Path] = []
         self.last_number = 0
@@ -34,6 +36,11 @@ class JournalScan:
         self.catalog_version = 0
         self.entries = 0
         self._ends: dict[int, int] = {}
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the journal ends in a note: it was closed in order, or is empty."""
+        return not self.chains or self.chains[-1][-1].kind == Kind.NOTE
 
     def end_of(self, file: JournalFile) -> int:
         """Where the valid part of the file ends."""
@@ -108,6 +115,8 @@ def _scan_file(scan: JournalScan, file: JournalFile, following: JournalFile | No
                 break  # Never synced: the end of the log.
             _report_broken(scan, file, item)
             scan.chains.extend([one] for one in chain)  # Committed: later entries bear witness.
+            scan.chains.extend([lost] for lost in item.headers)
+            scan.lost.update((lost.file_number, lost.position) for lost in item.headers)
             chain = []
             continue
         chain.append(item)
@@ -171,6 +180,9 @@ class Replay:
             self._take(chain)
 
     def _take(self, chain: list[Header]) -> None:
+        if (chain[0].file_number, chain[0].position) in self._scan.lost:
+            self._take_loss(chain[0])
+            return
         at = lsn(chain[-1].file_number, chain[-1].position)
         for header in chain:
             if header.kind == Kind.BATCH:
@@ -179,6 +191,13 @@ class Replay:
                 body = self._files[header.file_number].body(header)
                 self.facts.append((at, body.to_pybytes()))
         self.producers.extend((at, found) for found in self._producers(chain))
+
+    def _take_loss(self, header: Header) -> None:
+        """The offsets of a damaged batch stay taken, so that no other message ever gets them."""
+        hot = self._hot.get(StreamId(header.topic_id, header.partition))
+        if header.kind == Kind.BATCH and hot is not None and header.base_offset >= hot.end_offset:
+            self._report_gap(header, header.base_offset, "messages are damaged", header.end_offset)
+            hot.skip_to(header.end_offset)
 
     def _take_batch(self, header: Header) -> None:
         stream = StreamId(header.topic_id, header.partition)
@@ -193,7 +212,9 @@ class Replay:
         hot.add(header)
         self.messages += header.record_count
 
-    def _report_gap(self, header: Header, start_offset: int, what: str) -> None:
+    def _report_gap(
+        self, header: Header, start_offset: int, what: str, end_offset: int | None = None
+    ) -> None:
         file = self._files[header.file_number]
         self._scan.damages.append(
             Damage(
@@ -203,7 +224,7 @@ class Replay:
                 topic_id=header.topic_id,
                 partition=header.partition,
                 start_offset=start_offset,
-                end_offset=header.base_offset,
+                end_offset=header.base_offset if end_offset is None else end_offset,
             )
         )
 

@@ -73,10 +73,7 @@ class Consumer:
     async def _pull(self) -> list[Held]:
         dice, asks = self._dice, list(self._unconfirmed)
         count, timeout_s = dice.choice((1, 2, 5, 20)), dice.choice((0.0, 0.2, 2.0))
-        task = ask(self._subscription.pull(count, timeout_s))
-        if dice.random() < 0.06:
-            await asyncio.sleep(dice.uniform(0.0, 0.1))
-            task.cancel()
+        task = ask(self._subscription.pull(count, timeout_s), dice)
         self._model.pulls += 1
         try:
             messages: list[Delivered] = await task
@@ -188,10 +185,7 @@ class Consumer:
 
     async def _carefully(self, work: Coroutine[Any, Any, Any]) -> set[str] | None:
         """The ids that were refused; None when nobody knows what became of the request."""
-        task = ask(work)
-        if self._dice.random() < 0.05:
-            await asyncio.sleep(self._dice.uniform(0.0, 0.05))
-            task.cancel()
+        task = ask(work, self._dice)
         try:
             await task
         except asyncio.CancelledError:

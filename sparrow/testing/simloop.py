@@ -27,6 +27,7 @@ _LATENCY_S = ((0.0, 0.0005), (0.0005, 0.004), (0.004, 0.05))
 """How long a job takes: at once, as a fast disk, as a slow one; the dice choose one of them each time."""
 
 
+_GIVEN_UP = 0.05
 CLIENT = "client"
 """Name of the tasks that are requests of clients: whose client is gone fails unheard."""
 
@@ -192,9 +193,13 @@ class SimLoop(asyncio.BaseEventLoop):
         """There are none."""
 
 
-def ask(request: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A client's request under way."""
-    return asyncio.get_running_loop().create_task(request, name=CLIENT)
+def ask(request: Coroutine[Any, Any, Any], dice: Random) -> asyncio.Task[Any]:
+    """A client's request under way; now and then the client gives it up."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(request, name=CLIENT)
+    if dice.random() < _GIVEN_UP:
+        loop.call_later(dice.uniform(0.0, 0.08), task.cancel)
+    return task
 
 
 def is_stopping() -> bool:

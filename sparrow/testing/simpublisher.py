@@ -97,10 +97,7 @@ class Publisher:
 
     async def _send(self, records: list[Record], send: Send, request: Request | None = None) -> None:
         self._world.note(self.name, "sends", *records)
-        task = ask(send())
-        if self._dice.random() < 0.05:
-            await asyncio.sleep(self._dice.uniform(0.0, 0.05))
-            task.cancel()
+        task = ask(send(), self._dice)
         try:
             receipts = await task
         except asyncio.CancelledError:

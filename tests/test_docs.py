@@ -1,0 +1,60 @@
+"""Every Python example of the README and the guides runs.
+
+The blocks of one file run in order, in one namespace, in a temporary working directory. A block marked
+``python no-run`` is not run. A guide that opens no broker is given one, and a block that needs a program
+library which is not installed is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import sparrow
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+_FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+
+
+def blocks(file: Path) -> list[Block]:
+    """The blocks that are to run, with the line that each begins at."""
+    text = file.read_text()
+    return [
+        Block(text.count("\n", 0, match.start()) + 1, match["code"])
+        for match in _FENCE.finditer(text)
+        if match["info"].split() == ["python"]
+    ]
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if blocks(f)], ids=lambda f: str(f.relative_to(ROOT)))
+def test_every_example_of_the_file_runs(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": file.stem}
+    with contextlib.ExitStack() as stack:
+        if "sparrow.open(" not in file.read_text():
+            namespace["broker"] = stack.enter_context(sparrow.open("./given"))
+        for block in blocks(file):
+            # Padded, so that an error names the line of the document.
+            code = compile("\n" * block.line + block.code, str(file), "exec")
+            try:
+                exec(code, namespace)
+            except ModuleNotFoundError as error:
+                if (error.name or "sparrow").startswith("sparrow"):
+                    raise
+
+
+def test_blocks_are_found_in_the_guides_about_delivery() -> None:
+    for name in ("delivery.md", "dead-letters.md"):
+        assert len(blocks(ROOT / "docs" / "guides" / name)) >= 5
