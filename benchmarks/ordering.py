@@ -2,9 +2,10 @@
 
     python -m benchmarks.ordering [--quick]
 
-Every key has one message outstanding at most. Two workers lease in turns, ack in random order, one
-message in a hundred is nacked once; the order of each key is checked. The same load without ordering
-and with a window of ten per key is shown beside it.
+Every key has one message outstanding at most. Two workers lease in turns and ack in random order, eight
+batches of a thousand behind what they lease: most keys are busy, and their next messages wait in line.
+One message in a hundred is nacked once; the order of each key is checked. The same load without
+ordering and with a window of ten per key is shown beside it.
 
 Kernel alone. The promise to users, with journal and payloads, is 30,000 messages a second; the kernel
 must leave room for the rest. Exits with 1 when a promise is broken.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 
@@ -24,9 +26,12 @@ from sparrow.kernel.exchange import Arrival, Settled
 from sparrow.model.message import StreamId
 from sparrow.model.subscription import Ordering, RetryPolicy, SubscriptionPolicy
 
-STRICT_PER_S_MIN = 100_000
+STRICT_PER_S_MIN = 60_000
+"""Twice what is promised to users, because the kernel is not all there is."""
+STRICT_PER_S_GOAL = 150_000
 KEYS = 10_000
 BATCH = 1_000
+BEHIND = 8
 STREAM = StreamId(1, 0)
 
 
@@ -35,7 +40,8 @@ def run(options: measure.Options, report: measure.Report) -> None:
     strict = through(count, SubscriptionPolicy(ordering=Ordering.KEY, retry=RetryPolicy(immediate_retries=9)))
     window = through(count, SubscriptionPolicy(ordering=Ordering.KEY, key_window=10))
     loose = through(count, SubscriptionPolicy(retry=RetryPolicy(immediate_retries=9)))
-    report.check("strict order, 10,000 keys", strict, STRICT_PER_S_MIN, "/s", at_least=True)
+    goal = f"{strict / STRICT_PER_S_GOAL:.2f} of the goal of {STRICT_PER_S_GOAL:,}"
+    report.check("strict order, 10,000 keys", strict, STRICT_PER_S_MIN, "/s", at_least=True, note=goal)
     report.figure("ten of a key at once", window, "/s", f"{window / strict:.2f} x strict")
     report.figure("without order", loose, "/s", f"{loose / strict:.2f} x strict")
 
@@ -48,19 +54,24 @@ def through(count: int, policy: SubscriptionPolicy) -> float:
     for fact in delivery.attach(STREAM, 0):
         delivery.apply(fact)
     newest = dict.fromkeys(range(KEYS), -1)
+    behind: deque[list[str]] = deque()
     done = turn = now_us = 0
     began, aside_s = perf_counter(), 0.0
     while done < count:
         now_us += 1_000
         read(delivery, keys, now_us)
-        worker = f"worker-{turn % 2}"
         turn += 1
-        over = delivery.lease(worker, BATCH, now_us)
-        ids = [ack_id for run in over.runs for ack_id in run.ack_ids()]
+        over = delivery.lease(f"worker-{turn % 2}", BATCH, now_us)
+        if over.runs:
+            behind.append([ack_id for run in over.runs for ack_id in run.ack_ids()])
         paused = perf_counter()
         if policy.ordering is Ordering.KEY and policy.key_window == 1:
             for handed in over.runs:
                 check_order(handed.to_offsets(), keys, newest)
+        if len(behind) < BEHIND and over.runs:
+            aside_s += perf_counter() - paused
+            continue
+        ids = behind.popleft()
         choose.shuffle(ids)
         aside_s += perf_counter() - paused
         failing = len(ids) // 100 if policy.key_window == 1 else 0

@@ -159,7 +159,7 @@ class Courier:
                         place += 1
                         continue
                     rows = page.rows(offsets[place : place + count])
-                    found += deliveries(rows, run, topic.name, owner)
+                    found += deliveries(rows, page.contents(rows), run, topic.name, owner)
                     place += count
         except BaseException:
             for run in over.runs:

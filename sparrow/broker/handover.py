@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +11,8 @@ from sparrow.kernel.exchange import Run
 from sparrow.kernel.lease import ack_ids
 from sparrow.model.message import Delivered, Message, StreamId
 from sparrow.store.ports import LogBatch
+
+Contents = tuple[int, bytes | None, str | None]
 
 
 class BatchLot:
@@ -57,16 +59,19 @@ def messages(batch: LogBatch, topic: str, limit: int | None = None) -> list[Mess
     """The messages of a batch, at most ``limit``."""
     rows = batch.batch if limit is None else batch.batch.slice(0, limit)
     lot = BatchLot(rows, topic, batch.stream)
-    return [Message(lot, row, *values) for row, values in enumerate(_values(rows))]
+    return [Message(lot, row, *values) for row, values in enumerate(contents(rows))]
 
 
-def deliveries(rows: pa.RecordBatch, run: Run, topic: str, owner: Any) -> list[Delivered]:
-    """The messages of a leased run."""
+def deliveries(
+    rows: pa.RecordBatch, found: Iterable[Contents], run: Run, topic: str, owner: Any
+) -> list[Delivered]:
+    """The messages of a leased run; ``found`` are the contents of the rows."""
     lot = LeasedLot(rows, topic, run, owner)
-    return [Delivered(lot, row, *values) for row, values in enumerate(_values(rows))]
+    return [Delivered(lot, row, *values) for row, values in enumerate(found)]
 
 
-def _values(rows: pa.RecordBatch) -> Any:
+def contents(rows: pa.RecordBatch) -> Iterable[Contents]:
+    """What a message shows without being asked: offset, data and key."""
     offsets, data = rows.column("offset").to_pylist(), rows.column("data").to_pylist()
     return zip(offsets, data, _texts(rows.column("key")), strict=True)
 

@@ -7,13 +7,14 @@ same batch decode it once, and their filters are evaluated together, the first t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from sparrow.broker.handover import Contents, contents
 from sparrow.kernel.batchview import BatchView
 from sparrow.kernel.filter import Filter
 from sparrow.kernel.filterset import FilterSet
@@ -22,6 +23,7 @@ from sparrow.store.ports import LogBatch, Store
 
 _PAGE_READ_BYTES = 1024 * 1024
 _TINY_ROWS = 100
+_SMALL_ROWS = 64
 REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
 REPLAY_ROUND = "replay_round"
@@ -32,9 +34,12 @@ class Page:
     """One batch and what was found out about it."""
 
     __slots__ = (
+        "_contents",
+        "_has_again",
         "_is_dense",
         "_judged_at",
         "_selected",
+        "_sparse",
         "_view",
         "batch",
         "end_offset",
@@ -53,6 +58,10 @@ class Page:
         self._view: BatchView | None = None
         self._selected: dict[Filter, BitMap64] = {}
         self._judged_at = -1
+        again = read.batch.column("original_id")
+        self._has_again = again.null_count != len(again)
+        self._sparse: dict[str, dict[int, Any] | None] = {}
+        self._contents: list[Contents] | None = None
 
     def offsets(self, start: int, end: int) -> BitMap64 | None:
         """The offsets from ``start`` to ``end`` that exist; None when all do."""
@@ -71,8 +80,7 @@ class Page:
 
     def meant_for(self, subscription: str) -> BitMap64 | None:
         """Messages stored again for one subscription alone concern no other; None when there are none."""
-        again = self.batch.column("original_id")
-        if again.null_count == len(again):
+        if not self._has_again:
             return None
         offsets = self.batch.column("offset").to_pylist()
         attributes = self.batch.column("attributes").to_pylist()
@@ -97,6 +105,8 @@ class Page:
         """The rows of some offsets of this page, in order; offsets that are not there are left out."""
         if self._is_dense:
             first, count = offsets[0] - self.first_offset, len(offsets)
+            if count == self.batch.num_rows:
+                return self.batch
             if offsets[-1] - offsets[0] == count - 1:
                 return self.batch.slice(first, count)
             return self.batch.take(pa.array([offset - self.first_offset for offset in offsets]))
@@ -113,12 +123,25 @@ class Page:
         return [by_offset.get(offset) for offset in range(start, self.end_offset)]
 
     def sparse(self, column: str) -> dict[int, Any] | None:
-        """The values of a column by offset, nulls left out; None when it is empty."""
+        """The values of a column by offset, nulls left out; None when it is empty. Not to be changed."""
+        if column not in self._sparse:
+            self._sparse[column] = self._read_sparse(column)
+        return self._sparse[column]
+
+    def _read_sparse(self, column: str) -> dict[int, Any] | None:
         found = self.batch.column(column)
         if found.null_count == len(found):
             return None
         offsets = self.batch.column("offset").to_pylist()
         return {o: v for o, v in zip(offsets, _plain(found), strict=True) if v is not None}
+
+    def contents(self, rows: pa.RecordBatch) -> Iterable[Contents]:
+        """What messages show at once, of rows of this page. A small page that many read is unpacked once."""
+        if rows is not self.batch or rows.num_rows > _SMALL_ROWS:
+            return contents(rows)
+        if self._contents is None:
+            self._contents = list(contents(rows))
+        return self._contents
 
     def expiries(self) -> dict[int, int] | None:
         """When messages with a time to live stop being worth delivering, by offset."""

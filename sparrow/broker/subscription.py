@@ -233,6 +233,7 @@ class BrokerSubscription:
         decided = courier.delivery.release(self.consumer, self._clock.now_us(), is_graceful=True)
         await courier.journal(decided.facts)
         courier.wake()
+        self._tell_loss()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and its cursor."""

@@ -112,31 +112,36 @@ class Delivery(DeliveryState):
 
     def wanted(self, demand: int, streams: Iterable[StreamId] | None = None) -> list[Wish]:
         """What to read for ``demand`` messages of free credit; nothing without demand or room."""
-        room = self._room(demand)
-        if room <= 0:
+        if not self._is_hungry(demand):
             return []
+        room = self._room(demand)
         wishes: list[Wish] = []
         for stream in self._ledger.tracks if streams is None else streams:
             track = self._ledger.tracks.get(stream)
-            if track is None:
+            space = 0 if track is None else room if room > 0 else self._least(track)
+            if track is None or space <= 0:
                 continue
             if track.reread is not None:
                 start = track.reread.min()
                 end = first_missing(track.reread, start)
-                wishes.append(Wish(stream, start, min(room, end - start)))
+                wishes.append(Wish(stream, start, min(space, end - start)))
             else:
-                wishes.append(Wish(stream, track.read_offset, room))
+                wishes.append(Wish(stream, track.read_offset, space))
         return wishes
 
-    def _room(self, demand: int) -> int:
+    def _is_hungry(self, demand: int) -> bool:
         if demand <= 0 or self.is_paused:
-            return 0
+            return False
         pool = self._pool
-        if pool is None:
-            return min(self.policy.read_ahead, max(demand, READ_MIN))
-        if pool.deliverable >= demand or pool.waits.count >= self.policy.max_scheduled:
-            return 0
-        return min(self.policy.read_ahead - pool.waiting, max(demand, READ_MIN))
+        return pool is None or (pool.deliverable < demand and pool.waits.count < self.policy.max_scheduled)
+
+    def _room(self, demand: int) -> int:
+        waiting = self._pool.waiting if self._pool is not None else 0
+        return min(self.policy.read_ahead - waiting, max(demand, READ_MIN))
+
+    def _least(self, track: Track) -> int:
+        """One message of a stream that has none here: all the others may be waiting for it."""
+        return 1 if track.reread is not None or not track.known_unacked(OFFSET_MAX) else 0
 
     def offer(self, arrival: Arrival, now_us: int) -> None:
         """Messages were read, in order within their stream. What is known already is ignored."""
@@ -428,9 +433,11 @@ class Delivery(DeliveryState):
 
     def _ack_claims(self, claims: list[Claim], refused: list[Refusal]) -> Settled:
         done: dict[StreamId, BitMap64] = {}
-        for stream, consumer, offsets in claims:
+        for stream, consumer, offsets, is_late in claims:
             if self.policy.poison_rules:
                 self._open_judge().succeeded(consumer, len(offsets))
+            if is_late:
+                self._open_pool().withdraw(self._ledger.tracks[stream], offsets)
             done[stream] = done[stream] | offsets if stream in done else offsets
         settled = Settled([], refused)
         for stream, offsets in done.items():
@@ -441,13 +448,12 @@ class Delivery(DeliveryState):
 
     def _settle_acked(self, track: Track, offsets: BitMap64) -> Fact:
         """Claimed messages are being acked; what was passed over around them goes along."""
-        self._open_pool().withdraw(track, offsets)
         track.begin_settling(offsets)
         return facts.acked(self.subscription_id, track.stream, track.with_passed(offsets))
 
     def _fail_claims(self, claims: list[Claim], refused: list[Refusal], mishap: Mishap) -> Settled:
         settled = Settled([], refused)
-        for stream, consumer, offsets in claims:
+        for stream, consumer, offsets, _ in claims:
             track = self._ledger.tracks[stream]
             mishap = mishap._replace(consumer=consumer)
             settled.facts += self._settle_failed(track, offsets, mishap)

@@ -97,7 +97,7 @@ class Lanes:
 
     def enter(self, entries: Iterable[int], keys: Iterable[Hashable], home: int) -> None:
         """Messages take their places in their lanes, in the order of the log."""
-        lanes, lane_of, rank = self._lanes, self._lane_of, self._rank
+        lanes, lane_of, rank, window = self._lanes, self._lane_of, self._rank, self._window
         for entry, key in zip(entries, keys, strict=True):
             lane = lanes.get(key)
             if lane is None:
@@ -108,7 +108,7 @@ class Lanes:
                 self._insert(lane, entry)
             else:
                 waiting.append(entry)
-            if lane.place is None:
+            if lane.place is None and len(lane.outstanding) < window:
                 self._queue(lane)
 
     def rank(self, entry: int, rank: int) -> None:
@@ -147,23 +147,25 @@ class Lanes:
     def finish(self, entries: Iterable[int]) -> None:
         """These are done; the next of their lanes may go."""
         lane_of, held = self._lane_of, self._held
+        has_marks = bool(self._rank or self._priority)
         for entry in entries:
             lane = lane_of.pop(entry, None)
             if lane is None:
                 continue
-            if entry in lane.outstanding:
-                lane.outstanding.remove(entry)
+            outstanding = lane.outstanding
+            if entry in outstanding:
+                outstanding.remove(entry)
             else:
                 lane.waiting.remove(entry)
             if held:
                 held.discard(entry)
-            self._forget(entry)
-            if not lane.outstanding and lane.consumer is not None:
-                lane.consumer = None
-                lane.place = None
+            if has_marks:
+                self._forget(entry)
+            if not outstanding and lane.consumer is not None:
+                lane.consumer = lane.place = None
             if lane.waiting:
                 self._queue(lane)
-            elif not lane.outstanding:
+            elif not outstanding:
                 del self._lanes[lane.key]
                 lane.place = None
 
@@ -223,20 +225,20 @@ class Lanes:
     def _drain(self, place: Place, priority: int, count: int, consumer: str, taken: list[int]) -> None:
         levels = self._queues[place]
         queue = levels[priority]
-        window, held = self._window, self._held
-        while queue and len(taken) < count:
+        held, window = self._held, self._window
+        room = count - len(taken)
+        while queue and room > 0:
             lane = queue.popleft()
             if lane.place != place:
                 continue
             lane.place = None
             waiting, outstanding = lane.waiting, lane.outstanding
-            room = min(window - len(outstanding), count - len(taken))
-            while room > 0 and waiting and waiting[0] not in held:
+            while waiting and room > 0 and len(outstanding) < window and waiting[0] not in held:
                 entry = waiting.popleft()
                 outstanding.append(entry)
                 taken.append(entry)
                 room -= 1
-            if outstanding and window > 1:
+            if window > 1 and outstanding:
                 lane.consumer = consumer
                 self._queue(lane)
         if not queue:
@@ -247,7 +249,7 @@ class Lanes:
     def _queue(self, lane: Lane) -> None:
         """Stand the lane in its queue if it runs and does not stand there yet."""
         waiting = lane.waiting
-        if not waiting or waiting[0] in self._held or len(lane.outstanding) >= self._window:
+        if not waiting or len(lane.outstanding) >= self._window or waiting[0] in self._held:
             return
         place: Place = lane.home if lane.consumer is None else lane.consumer
         if lane.place == place:

@@ -27,6 +27,8 @@ class Claim(NamedTuple):
     stream: StreamId
     consumer: str
     offsets: BitMap64
+    is_late: bool = False
+    """No lease held them: they may be waiting to be delivered again."""
 
 
 def parse_names(names: Sequence[str] | AckNames) -> AckNames:
@@ -61,7 +63,7 @@ class Clerk(NamedTuple):
             if len(held) != len(group.offsets):
                 late = self._judge_rest(group, held, error, refused)
                 if late:
-                    claims.append(Claim(group.name.stream, "", late))
+                    claims.append(Claim(group.name.stream, "", late, is_late=True))
         return [claim for claim in claims if claim.offsets], refused
 
     def find(

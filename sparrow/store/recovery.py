@@ -7,6 +7,7 @@ torn tail is cut. Its cost depends on the unsealed tail alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,8 +28,8 @@ class JournalScan:
         self.files: list[JournalFile] = []
         self.chains: list[list[Header]] = []
         self.damages: list[Damage] = []
-        self.lost: set[tuple[int, int]] = set()
-        """Entries, by file and position, of which only the header is left: what they held is a known gap."""
+        self.losses: list[tuple[int, Header]] = []
+        """Entries of which only the header is left, with the number of chains before them: known gaps."""
         self.torn_bytes = 0
         self.removable: list[Path] = []
         self.last_number = 0
@@ -115,8 +116,7 @@ def _scan_file(scan: JournalScan, file: JournalFile, following: JournalFile | No
                 break  # Never synced: the end of the log.
             _report_broken(scan, file, item)
             scan.chains.extend([one] for one in chain)  # Committed: later entries bear witness.
-            scan.chains.extend([lost] for lost in item.headers)
-            scan.lost.update((lost.file_number, lost.position) for lost in item.headers)
+            scan.losses.extend((len(scan.chains), lost) for lost in item.headers)
             chain = []
             continue
         chain.append(item)
@@ -176,13 +176,15 @@ class Replay:
         self._hot = hot
         self._files = {file.number: file for file in scan.files}
         self._scan = scan
-        for chain in scan.chains:
+        losses = deque(scan.losses)
+        for number, chain in enumerate(scan.chains):
+            while losses and losses[0][0] <= number:
+                self._take_loss(losses.popleft()[1])
             self._take(chain)
+        for _, lost in losses:
+            self._take_loss(lost)
 
     def _take(self, chain: list[Header]) -> None:
-        if (chain[0].file_number, chain[0].position) in self._scan.lost:
-            self._take_loss(chain[0])
-            return
         at = lsn(chain[-1].file_number, chain[-1].position)
         for header in chain:
             if header.kind == Kind.BATCH:

@@ -71,7 +71,7 @@ class Consumer:
     # Receiving.
 
     async def _pull(self) -> list[Held]:
-        dice, asks = self._dice, list(self._unconfirmed)
+        dice, asks, began = self._dice, list(self._unconfirmed), self._world.next_tick()
         count, timeout_s = dice.choice((1, 2, 5, 20)), dice.choice((0.0, 0.2, 2.0))
         task = ask(self._subscription.pull(count, timeout_s), dice)
         self._model.pulls += 1
@@ -87,12 +87,12 @@ class Consumer:
         finally:
             self._model.pulls -= 1
         self._confirm(asks)
-        return self._take(messages)
+        return self._take(messages, began)
 
-    def _take(self, messages: Sequence[Delivered]) -> list[Held]:
+    def _take(self, messages: Sequence[Delivered], began: int) -> list[Held]:
         held: list[Held] = []
         for message in messages:
-            item = self._model.delivered(message, self.name)
+            item = self._model.delivered(message, self.name, began)
             held.append((item, item.handed[-1]))
         if held:
             self._world.note(self.name, "gets", *(f"{item.record}#{h.attempt}" for item, h in held))
@@ -122,7 +122,8 @@ class Consumer:
         is_exact = model.policy.guarantee is Guarantee.EXACTLY_ONCE
         self._world.note(self.name, "acks", *(item for item, _ in held), "surely" if is_sure else "")
         asks = []
-        stale = {h.ack_id for _, h in held if h.is_over or h.life != self._world.life}
+        life = self._world.life
+        stale = {h.ack_id for _, h in held if (h.is_over and not h.is_doubtful) or h.life != life}
         for item, handed in held:
             was_acked = item.is_acked
             model.ack_asked(item, handed)
@@ -180,8 +181,14 @@ class Consumer:
             for handed in item.handed:
                 if handed.consumer == self.name:
                     handed.is_over = True
-        await self._subscription.close()
+        before, asks = self._subscription, list(self._unconfirmed)
         self._subscription = await broker.subscription(self._model.name)
+        try:
+            await before.close()
+        except BaseException:
+            self._forget(asks)
+            raise
+        self._confirm(asks)
 
     async def _carefully(self, work: Coroutine[Any, Any, Any]) -> set[str] | None:
         """The ids that were refused; None when nobody knows what became of the request."""

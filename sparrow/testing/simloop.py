@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import warnings
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from random import Random
@@ -177,7 +178,8 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in list(self._alive):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
-            with suppress(Exception):
+            with suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what they were about to await
                 coroutine.close()
         self._alive.clear()
         self._ready.clear()

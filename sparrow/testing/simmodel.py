@@ -109,6 +109,8 @@ class Handed:
         self.deadline_us = deadline_us
         self.is_over = False
         """Settled, or ended by something that does not count as a failure."""
+        self.is_doubtful = False
+        """Taken before or after a change that ended all leases; who knows."""
         self.is_nacked = False
         self.is_rejected = False
 
@@ -151,6 +153,7 @@ class SubscriptionModel:
         self._lost_until_us = 0
         """Under *at most once*: what was published up to here may be gone with a lost reply."""
         self._skips: dict[StreamId, int] = {}
+        self._changed_at = 0
         self._world = world
 
     @property
@@ -188,8 +191,8 @@ class SubscriptionModel:
 
     # Handing over.
 
-    def delivered(self, message: Delivered, consumer: str) -> Item:
-        """A consumer was handed this, or its reply was lost on the way."""
+    def delivered(self, message: Delivered, consumer: str, began: int) -> Item:
+        """A consumer was handed this, or its reply was lost on the way; its pull ``began`` at a tick."""
         world = self._world
         record = world.identify(message)
         place = Place(StreamId(message.topic_id, message.partition), message.offset)
@@ -205,14 +208,17 @@ class SubscriptionModel:
             raise self._broken(item, "was handed over after its ack was confirmed")
         self._check_time(item, message)
         self._check_attempt(item, message)
-        self._check_alone(item, consumer)
-        self._check_order(item)
-        self._check_dependencies(item)
         handed = Handed(message, consumer, world.life, message.deadline_us)
+        if began < self._changed_at or self.is_changing:
+            handed.is_doubtful = True
+        else:
+            self._check_alone(item, consumer)
+            self._check_order(item)
+            self._check_dependencies(item)
         item.handed.append(handed)
         if self.is_at_most_once:
-            item.is_acked = item.is_done = True
-            handed.is_over = True
+            item.is_acked = item.is_done = handed.is_over = True
+            item.acked_at = began
         return item
 
     def _broken(self, item: Item, what: str) -> Broken:
@@ -223,7 +229,7 @@ class SubscriptionModel:
         deliver_at_us, expires_at_us = item.record.deliver_at_us, item.record.expires_at_us
         if deliver_at_us is not None and latest_us < deliver_at_us:
             raise self._broken(item, f"was handed over {deliver_at_us - latest_us} us too early")
-        if expires_at_us and not self.is_at_most_once and not self.is_changing:
+        if expires_at_us and not self.is_at_most_once:
             leased_at_us = message.deadline_us - round(self.policy.ack_deadline_s * 1_000_000)
             if len(self.policies) == 1 and not self.resets and leased_at_us >= expires_at_us:
                 raise self._broken(item, "was handed over after its time to live")
@@ -244,10 +250,10 @@ class SubscriptionModel:
         return handed.is_nacked or handed.deadline_us <= self._world.latest_in(handed.life)
 
     def _check_alone(self, item: Item, consumer: str) -> None:
-        if not self.is_strict or self.is_changing:
+        if not self.is_strict:
             return
         for handed in item.handed:
-            if handed.life != self._world.life or handed.is_over:
+            if handed.life != self._world.life or handed.is_over or handed.is_doubtful:
                 continue
             if handed.deadline_us > self._world.clock.latest_us:
                 raise self._broken(item, f"was handed to {consumer} while {handed.consumer} held it")
@@ -357,6 +363,7 @@ class SubscriptionModel:
 
     def leases_ended(self) -> None:
         """Without a failed attempt."""
+        self._changed_at = self._world.next_tick()
         for item in self.items.values():
             for handed in item.handed:
                 handed.is_over = True

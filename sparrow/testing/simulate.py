@@ -175,8 +175,9 @@ class Simulation:
         await subscription.resume()
         idle = 0
         while idle < 2:
+            began = self.world.next_tick()
             messages = await subscription.pull(50, timeout_s=_QUIET_S)
-            items = [model.delivered(message, f"{model.name}/drain") for message in messages]
+            items = [model.delivered(message, f"{model.name}/drain", began) for message in messages]
             if items:
                 self.world.note(model.name, "drains", *items)
                 for item in items:

@@ -155,7 +155,8 @@ def test_garbage_far_behind_zeros_is_reported_too() -> None:
 def test_half_an_entry_at_the_end_is_broken_from_its_start() -> None:
     tape = filled(b"a", b"b" * 100)
     del tape.content[-50:]
-    assert tape.scan() == [tape.headers[0], Broken(tape.headers[1].position, len(tape.content))]
+    half = tape.headers[1]
+    assert tape.scan() == [tape.headers[0], Broken(half.position, len(tape.content), (half,))]
 
 
 @pytest.mark.parametrize("where", ["header", "body"])
@@ -163,7 +164,8 @@ def test_a_broken_middle_is_skipped_to_the_next_entry(where: str) -> None:
     tape = filled(b"a" * 50, b"b" * 50, b"c" * 50)
     first, second, third = tape.headers
     tape.flip(second.position + 20 if where == "header" else second.body_position + 20)
-    assert tape.scan() == [first, Broken(second.position, third.position), third]
+    known = () if where == "header" else (second,)
+    assert tape.scan() == [first, Broken(second.position, third.position, known), third]
 
 
 def test_two_broken_entries_side_by_side_are_one_stretch() -> None:
@@ -171,7 +173,7 @@ def test_two_broken_entries_side_by_side_are_one_stretch() -> None:
     _, second, third, fourth = tape.headers
     tape.flip(second.body_position)
     tape.flip(third.position)
-    assert tape.scan() == [tape.headers[0], Broken(second.position, fourth.position), fourth]
+    assert tape.scan() == [tape.headers[0], Broken(second.position, fourth.position, (second,)), fourth]
 
 
 def test_a_broken_first_entry_does_not_hide_the_rest() -> None:

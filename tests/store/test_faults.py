@@ -580,7 +580,7 @@ async def test_keys_that_are_sealed_while_the_window_is_loaded_are_not_missed(tm
         if key == "first":
             await store.seal((), ())
     gate = threading.Event()
-    store._read_thread.submit(gate.wait)  # The only way to hold a read up at a known place.
+    store._reader._thread.submit(gate.wait)  # The only way to hold a read up at a known place.
     loading = asyncio.create_task(store.idempotency_keys(topic, 0))
     await asyncio.sleep(0)
     await store.seal((), ())

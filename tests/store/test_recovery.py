@@ -11,10 +11,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from sparrow.broker.broker import Broker
 from sparrow.kernel.dedupe import ProducerLedger, part, request
 from sparrow.model.errors import CatalogDamaged
 from sparrow.model.message import StreamId
-from sparrow.model.settings import JournalSettings, LakeSettings
+from sparrow.model.settings import JournalSettings, LakeSettings, Settings
 from sparrow.model.topic import Durability, Topic, TopicPolicy
 from sparrow.store import batch as batches
 from sparrow.store.catalog_tables import ProducerState
@@ -547,3 +548,25 @@ async def test_a_stranger_in_a_partitions_directory_is_left_alone(tmp_path: Path
     stranger.write_text("mine")
     await (await open_store(tmp_path / "data")).close()
     assert stranger.read_text() == "mine"
+
+
+async def test_offsets_of_a_damaged_batch_stay_taken_when_its_header_is_whole(tmp_path: Path) -> None:
+    settings = Settings(data=str(tmp_path / "data"))
+    async with await Broker.open(settings) as broker:
+        await broker.publish_batch("orders", [b"kept"] * 3)
+        await broker.publish_batch("orders", [b"lost" * 50] * 4)
+    wal = next((tmp_path / "data" / "journal").glob("*.wal"))
+    content = bytearray(wal.read_bytes())
+    content[content.index(b"lostlost") + 10] ^= 1
+    wal.write_bytes(content)
+    async with await Broker.open(settings) as broker:
+        assert any(d.start_offset == 3 and d.end_offset == 7 for d in broker.recovery.damages)
+        receipt = await broker.publish("orders", b"next")
+        assert receipt.offset == 7
+        messages = await broker.read("orders", max_messages=100)
+        assert [(m.offset, m.data) for m in messages] == [
+            (0, b"kept"),
+            (1, b"kept"),
+            (2, b"kept"),
+            (7, b"next"),
+        ]

@@ -20,6 +20,9 @@ import pyarrow.compute  # noqa: F401 - imported before the forks, so that no chi
 import sparrow
 import sparrow.broker.broker
 import sparrow.client.blocking
+from sparrow.model.settings import MIB, JournalSettings
+
+SMALL = sparrow.Settings(journal=JournalSettings(file_bytes=MIB))
 
 
 def story(data: Path, kill_after: str) -> None:
@@ -28,7 +31,7 @@ def story(data: Path, kill_after: str) -> None:
         if name == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with sparrow.open(data) as broker:
+    with sparrow.open(data, settings=SMALL) as broker:
         billing = broker.subscribe(
             "billing",
             "orders",
