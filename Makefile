@@ -21,13 +21,13 @@ run: setup
 	$(BIN)/sparrow up --data $(DATA)
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak"
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak"
 
 format: setup
 	$(BIN)/ruff format .
@@ -37,7 +37,7 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 soak: setup
-	$(BIN)/python -m pytest -q -m soak
+	$(BIN)/python -m pytest -q -m soak -s
 
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -287,7 +287,7 @@ def test_row_groups_come_back_from_their_packed_form() -> None:
 
 
 def test_a_subscription_can_be_changed_and_takes_its_cursors_with_it(catalog: Catalog) -> None:
-    topic = catalog.create_topic("orders", 1, POLICY, 0)
+    catalog.create_topic("orders", 1, POLICY, 0)
     created = catalog.create_subscription("billing", "orders.#", b"{}", 5)
     paused = SubscriptionRow(created.id, "billing-2", "orders.*", b'{"x":1}', 5, True)
     catalog.update_subscription(paused)
