@@ -29,6 +29,8 @@ _LATENCY_S = ((0.0, 0.0005), (0.0005, 0.004), (0.004, 0.05))
 
 
 _GIVEN_UP = 0.05
+_HEARING = 20
+"""Steps within which somebody who cares about a task hears of its end."""
 CLIENT = "client"
 """Name of the tasks that are requests of clients: whose client is gone fails unheard."""
 
@@ -79,7 +81,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._free_at: dict[int, float] = {}
         self._executors: dict[int, object] = {}
         self._alive: dict[SimTask, None] = {}
-        self._failed: list[SimTask] = []
+        self._failed: list[tuple[int, SimTask]] = []
         self._ready: Any
         self._scheduled: list[asyncio.TimerHandle]
         self.set_task_factory(self._make_task)
@@ -130,14 +132,14 @@ class SimLoop(asyncio.BaseEventLoop):
         assert isinstance(task, SimTask)
         del self._alive[task]
         if not task.cancelled() and task._exception is not None:
-            self._failed.append(task)
+            self._failed.append((self.steps, task))
 
     def unheard(self) -> list[str]:
         """Tasks of the broker that failed without anybody asking why."""
         return [
             f"{task.get_coro().__qualname__} failed unheard: {task._exception!r}"  # type: ignore[union-attr]
-            for task in self._failed
-            if task._log_traceback and task.get_name() != CLIENT
+            for step, task in self._failed
+            if task._log_traceback and task.get_name() != CLIENT and step < self.steps - _HEARING
         ]
 
     # Threads.
@@ -173,7 +175,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """Ends every task where it stands; nothing of them runs on, and nobody hears of it."""
         self._ready.clear()
         self._scheduled.clear()
-        for task in self._failed:
+        for _, task in self._failed:
             task._log_traceback = False
         for task in list(self._alive):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
