@@ -44,7 +44,8 @@ def check_row(
     if key is not None:
         _check_text("key", key, limits.KEY_BYTES_MAX)
     if attributes:
-        _check_attributes(attributes)
+        added = limits.ATTRIBUTES_ADDED_MAX if original_id is not None else 0
+        _check_attributes(attributes, limits.ATTRIBUTES_MAX + added)
     if priority is not None:
         _check_priority(priority)
     if idempotency_key is not None:
@@ -98,11 +99,11 @@ def _text_size(name: str, value: Any) -> int:
         raise InvalidArgument(f"{name} is not text that UTF-8 can hold: {error.reason}") from error
 
 
-def _check_attributes(attributes: Any) -> None:
+def _check_attributes(attributes: Any, count_max: int) -> None:
     if not isinstance(attributes, Mapping):
         raise InvalidArgument(f"attributes must be a mapping of strings, not {type(attributes).__name__}")
-    if len(attributes) > limits.ATTRIBUTES_MAX:
-        raise InvalidArgument(f"{len(attributes)} attributes; {limits.ATTRIBUTES_MAX} are allowed")
+    if len(attributes) > count_max:
+        raise InvalidArgument(f"{len(attributes)} attributes; {count_max} are allowed")
     for name, value in attributes.items():
         _check_text("an attribute name", name, limits.ATTRIBUTE_KEY_BYTES_MAX)
         if _text_size(f"attribute {name!r}", value) > limits.ATTRIBUTE_VALUE_BYTES_MAX:

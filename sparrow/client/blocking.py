@@ -142,10 +142,29 @@ class BlockingBroker:
             )
         )
 
-    def publish_batch(self, topic: str, data: Sequence[bytes | None], **columns: Any) -> Receipts:
-        """Stores many messages, all or none; costs per batch, not per message. Columns: keys, attributes,
-        event_times, priorities, idempotency_keys."""
-        return self._run(self._target.publish_batch(topic, data, **columns))
+    def publish_batch(
+        self,
+        topic: str,
+        data: Sequence[bytes | None],
+        *,
+        keys: Sequence[str | None] | None = None,
+        attributes: Sequence[dict[str, str] | None] | None = None,
+        event_times: Sequence[datetime | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        idempotency_keys: Sequence[str | None] | None = None,
+    ) -> Receipts:
+        """Stores many messages, all or none; costs per batch, not per message."""
+        return self._run(
+            self._target.publish_batch(
+                topic,
+                data,
+                keys=keys,
+                attributes=attributes,
+                event_times=event_times,
+                priorities=priorities,
+                idempotency_keys=idempotency_keys,
+            )
+        )
 
     def publish_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> Receipts:
         """Stores an Arrow table with a column ``data`` and any of the other message columns."""
@@ -261,6 +280,10 @@ class BlockingProducer:
         return str(self._target.name)
 
     @property
+    def id(self) -> int:
+        return int(self._target.id)
+
+    @property
     def epoch(self) -> int:
         return int(self._target.epoch)
 
@@ -276,13 +299,18 @@ class BlockingProducer:
         return found
 
     def publish_batch(
-        self, topic: str, data: Sequence[bytes | None], *, sequence: int | None = None, **columns: Any
+        self,
+        topic: str,
+        data: Sequence[bytes | None],
+        *,
+        keys: Sequence[str | None] | None = None,
+        attributes: Sequence[dict[str, str] | None] | None = None,
+        sequence: int | None = None,
     ) -> Receipts:
         """Many messages, stored whole or not at all; ``sequence`` is that of the first."""
-        found: Receipts = self._thread.run(
-            self._target.publish_batch(topic, data, sequence=sequence, **columns)
+        return self._thread.run(
+            self._target.publish_batch(topic, data, keys=keys, attributes=attributes, sequence=sequence)
         )
-        return found
 
 
 class BlockingSubscription:

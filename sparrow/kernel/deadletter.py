@@ -7,8 +7,7 @@ leaves it parked; it is tried again later and nothing is lost. What is parked is
 it follows from the verdicts in the cursor and the times to live in the log.
 
 The copy keeps data, key and attributes, and adds what is known of the failure as attributes of the
-prefix ``dlq_``. If a message has so many attributes that there is no room, ours give way, the least
-important first.
+prefix ``dlq_``, on top of the number that a publisher may give.
 
 Loop guard. A subscription never dead-letters into a topic that it reads itself. Every replay of a
 message adds to its *round*; from ``ROUNDS_MAX`` on its copy is marked ``dlq_loop`` and replays by time
@@ -26,7 +25,7 @@ from sparrow.kernel.cursor import Failure
 from sparrow.kernel.exchange import DeadLetterDue
 from sparrow.kernel.facts import DeadLettered
 from sparrow.kernel.schedule import NEVER_US
-from sparrow.model.limits import ATTRIBUTE_VALUE_BYTES_MAX, ATTRIBUTES_MAX
+from sparrow.model.limits import ATTRIBUTE_VALUE_BYTES_MAX, ATTRIBUTES_ADDED_MAX
 from sparrow.model.message import MessageId, StreamId
 
 EXHAUSTED = "attempts_exhausted"
@@ -139,8 +138,8 @@ def attributes(
         ours = {"loop": "true", **ours}
     kept = {k: v for k, v in original.items() if not k.startswith(PREFIX)}
     added = {PREFIX + name: _cut(value) for name, value in ours.items() if value}
-    room = max(0, ATTRIBUTES_MAX - len(kept))
-    return {**kept, **dict(list(added.items())[:room])}
+    assert len(added) <= ATTRIBUTES_ADDED_MAX, "what is added to a copy has a bound of its own"
+    return {**kept, **added}
 
 
 def is_loop(copy_attributes: Mapping[str, str]) -> bool:

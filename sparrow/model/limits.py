@@ -21,7 +21,10 @@ PARTITIONS_MAX = 1024
 """Partitions of one topic."""
 
 ATTRIBUTES_MAX = 100
-"""Attributes of one message."""
+"""Attributes that a publisher may give a message."""
+
+ATTRIBUTES_ADDED_MAX = 16
+"""Attributes that the broker may add to a message it stores again: a dead letter, a replay."""
 
 ATTRIBUTE_KEY_BYTES_MAX = 256
 ATTRIBUTE_VALUE_BYTES_MAX = 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,12 @@ from sparrow.model.settings import Settings, TopicSettings
 from sparrow.testing.checker import read_logs
 
 Verb = Callable[[Broker], Awaitable[Any]]
+
+
+def shown(value: object) -> str:
+    """A test's id, the same in every process: without the addresses of objects."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -223,7 +230,7 @@ BAD_BATCHES: list[dict[str, Any]] = [
     {"data": "text"},
     {"data": None},
     {"data": 5},
-    {"data": iter([b"x"])},
+    {"data": dict.fromkeys([b"x"])},
     {"data": {b"x"}},
     {"data": [b"x", "text"]},
     {"data": [b"x", 5]},
@@ -247,7 +254,7 @@ BAD_BATCHES: list[dict[str, Any]] = [
     {"attributes": [{"a": "x" * (ATTRIBUTE_VALUE_BYTES_MAX + 1)}]},
     {"attributes": [{f"a{number}": "x" for number in range(ATTRIBUTES_MAX + 1)}]},
     {"event_times": ["yesterday"]},
-    {"event_times": [object()]},
+    {"event_times": [{}]},
     {"event_times": 5},
     {"priorities": [1000]},
     {"priorities": ["high"]},
@@ -316,7 +323,7 @@ async def test_a_sequence_that_jumps_ahead_is_refused_and_names_the_expected_one
         {"dedupe_window_s": -1},
         {"colour": "red"},
     ],
-    ids=repr,
+    ids=shown,
 )
 async def test_wrong_options_of_a_topic_are_refused(broker: Broker, options: dict[str, Any]) -> None:
     await refused(broker, lambda broker: broker.create_topic("new", **options), InvalidArgument)
@@ -339,7 +346,7 @@ async def test_a_taken_name_and_a_shrinking_topic_are_refused(broker: Broker) ->
         {"offset": "0"},
         {"offset": None},
     ],
-    ids=repr,
+    ids=shown,
 )
 async def test_a_read_with_a_wrong_argument_is_refused(broker: Broker, options: dict[str, Any]) -> None:
     await refused(broker, lambda broker: broker.read("orders", **options), InvalidArgument)

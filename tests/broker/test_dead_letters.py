@@ -250,10 +250,6 @@ async def test_message_that_waits_for_its_dead_letter_topic_is_not_delivered_mea
         assert await subscription.pull(timeout_s=0.05) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="kernel/deadletter.attributes drops dlq_subscription when there is no room, so nobody finds it",
-)
 async def test_message_with_as_many_attributes_as_allowed_is_still_found_among_the_dead_letters(
     broker: Broker,
 ) -> None:

@@ -66,22 +66,7 @@ def cases() -> Iterator[Any]:
     for kind, blocking in PAIRS:
         for name in sorted(verbs(kind).keys() | verbs(blocking).keys()):
             if (kind.__name__, name) not in ONE_SIDED:
-                yield pytest.param(
-                    kind, blocking, name, id=f"{kind.__name__}.{name}", marks=marks(kind, name)
-                )
-
-
-def marks(kind: type, name: str) -> list[pytest.MarkDecorator]:
-    reason = DRIFTED.get((kind.__name__, name))
-    return [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-
-
-DRIFTED: dict[tuple[str, str], str] = {
-    ("Broker", "publish_batch"): "client/blocking.py takes **columns where asyncio names each of them",
-    ("Producer", "publish_batch"): "client/blocking.py takes **columns where asyncio names each of them",
-    ("Producer", "id"): "client/blocking.py has no id",
-}
-"""Known differences that are to go; each is one line in client/blocking.py."""
+                yield pytest.param(kind, blocking, name, id=f"{kind.__name__}.{name}")
 
 
 @pytest.mark.parametrize(("kind", "blocking", "name"), list(cases()))
