@@ -33,6 +33,9 @@ from sparrow.model.message import Delivered, StreamId, parse_message_id
 from sparrow.model.subscription import Guarantee, Ordering, Subscription
 from sparrow.store.ports import Store
 
+_TICK_S = 0.01
+"""Time between two ticks at least: what is due and cannot be done yet, because the journal is frozen or a
+move of dead letters is under way, is tried again soon and not at once."""
 _PAGES_AT_ONCE = 32
 """Pages read for one request at most: messages published one by one fill a pull, and a filter that lets
 little through does not keep a consumer from the little that was found."""
@@ -367,7 +370,7 @@ class Courier:
             self._timer = None
         self._timer_at_us = at_us
         if at_us < NEVER_US:
-            wait_s = max(0.0, (at_us - self._services.clock.now_us()) / 1_000_000)
+            wait_s = max(_TICK_S, (at_us - self._services.clock.now_us()) / 1_000_000)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
 
     def _tick(self) -> None:

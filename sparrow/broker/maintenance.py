@@ -64,7 +64,7 @@ class Maintenance:
         await self._store.rotate()
         total = 0
         while self._store.finished_bytes():
-            total += await self._seal_once()
+            total += await asyncio.shield(self._seal_once())  # A half-done seal could not be done again.
         return total
 
     async def apply_retention(self) -> int:

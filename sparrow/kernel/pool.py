@@ -83,12 +83,12 @@ class Pool:
         delayed, held = BitMap64(), BitMap64()
         if has_failed:
             held |= self._hold_failed(track, offsets, now_us)
-        if arrival.depends_on:
-            held |= self._hold_dependent(track, offsets - held, arrival.depends_on)
         if arrival.deliver_at_us:
             delayed = self._delay(track, offsets - held, arrival.deliver_at_us, now_us)
+        if arrival.depends_on:
+            held |= self._hold_dependent(track, offsets - held, arrival.depends_on)
         if self.lanes is not None:
-            offsets = self._enter(self.lanes, track, offsets, delayed, held, arrival)
+            offsets = self._enter(self.lanes, track, offsets, delayed, held - delayed, arrival)
         self._put_ready(track, offsets - delayed - held)
 
     def _note_expiries(
@@ -230,6 +230,7 @@ class Pool:
 
     def release(self, track: Track, offsets: BitMap64) -> None:
         """These may be delivered from now on."""
+        self._mind_expiries(track, offsets)
         if self.lanes is None:
             self._put_ready(track, offsets)
             return
@@ -272,6 +273,13 @@ class Pool:
         for stream, recalled in self.by_stream(later):
             revoked = self.leases.revoke(stream, recalled)
             self.lanes.put_back(self._tracks[stream].entries(revoked))
+            self._mind_expiries(self._tracks[stream], revoked)
+
+    def _mind_expiries(self, track: Track, offsets: BitMap64) -> None:
+        """Their time to live may have passed while a consumer held them."""
+        if track.expires:
+            for offset in to_list(BitMap64(track.expires) & offsets):
+                self.expiries.put(track.stream, (offset,), track.expires[offset])
 
     def finish(self, track: Track, offsets: BitMap64) -> None:
         """These are done."""
@@ -298,8 +306,10 @@ class Pool:
                 self.dependencies.cancel((track.stream, offset))
 
     def _release_one(self, stream: StreamId, offset: int) -> None:
-        """Release a message unless something else is being decided about it."""
+        """Release a message unless something else is being decided about it, or it waits for more."""
         track = self._tracks[stream]
+        if self.waits.due_at_us(stream, offset) is not None or self.dependencies.missing((stream, offset)):
+            return
         if not track.is_settling(offset) and not track.cursor.is_acked(offset):
             self.release(track, BitMap64((offset,)))
 

@@ -63,7 +63,8 @@ class HotStream:
         self._files.append(header.file_number)
         self._positions.append(header.position)
         self.end_offset = header.end_offset
-        self.next_offset = max(self.next_offset, self.end_offset)
+        if self.next_offset < self.end_offset:
+            self.next_offset = self.end_offset  # Only in recovery: later the journal's thread owns it.
 
     def skip_to(self, end_offset: int) -> None:
         """The offsets up to here are taken, though their messages cannot be read."""

@@ -2,7 +2,8 @@
 
 One group is written and synced at a time; whatever arrives meanwhile becomes the next group. So one
 sync serves every publisher and every topic, a lone message waits for no timer, and under load a group
-grows to what the disk takes in one sync.
+grows to what the disk takes in one sync. The thread that writes takes the next group by itself, so the
+disk does not wait for the event loop; new files and faults are the loop's business.
 
 Offsets are given when a group is laid out, which happens only after its space in a file is certain.
 A full disk is therefore refused with nothing changed. A failed write or sync is different: nobody knows
@@ -47,7 +48,7 @@ from sparrow.store.entry import (
     pack,
     padded,
 )
-from sparrow.store.hot import HotWindow
+from sparrow.store.hot import HotStream, HotWindow
 from sparrow.store.journalfile import JournalFile
 from sparrow.store.ports import Appended, BatchDraft, Commit, Draft, FactsDraft, OnCommit
 
@@ -276,12 +277,23 @@ class Journal:
 
     def _kick(self) -> None:
         if self._runner is None and self._frozen is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run())
+            self._runner = asyncio.get_running_loop().create_task(self._run(self._begin()))
+
+    def _begin(self) -> asyncio.Future[None] | None:
+        """Starts the first group at once when that takes no new file: the disk works while the others that
+        are about to publish still build their batches."""
+        current, flags = self._current, self._is_rotation_wanted or self._is_sync_wanted
+        if flags or current is None or current.end + self._pending_bytes > current.size:
+            return None
+        group = self._take_group()
+        return self._submit(group) if group else None
 
     # The one task that writes.
 
-    async def _run(self) -> None:
+    async def _run(self, begun: asyncio.Future[None] | None) -> None:
         try:
+            if begun is not None:
+                await self._until_written(begun)
             while self._pending or self._is_rotation_wanted or self._is_sync_wanted:
                 await self._step()
         except asyncio.CancelledError:
@@ -309,17 +321,62 @@ class Journal:
         self._is_rotation_wanted = False
         if not group and not self._is_sync_wanted:
             return
+        await self._until_written(self._submit(group))
+
+    def _submit(self, group: list[Chain]) -> asyncio.Future[None]:
+        """Hands a group to the thread, which goes on by itself with what arrives meanwhile."""
+        self._group = group
         pieces = self._lay_out(group)
-        wants_sync = self._is_sync_wanted or any(c.durability is Durability.DURABLE for c in group)
+        _answer_hasty(group)
+        wants_sync = self._is_sync_wanted or _is_durable(group)
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, self._write_groups, loop, group, pieces, wants_sync)
+
+    async def _until_written(self, writing: asyncio.Future[None]) -> None:
         try:
-            await self._in_thread(self._write_and_sync, pieces, wants_sync)
+            await writing
         except OSError as error:
-            self._freeze(JournalFrozen(f"a journal write failed: {error}"), group)
-            return
-        self._is_sync_wanted = False
-        if not wants_sync:
-            self._sync_later()
-        self._complete(group)
+            self._freeze(JournalFrozen(f"a journal write failed: {error}"), self._group)
+
+    def _write_groups(
+        self, loop: asyncio.AbstractEventLoop, group: list[Chain], pieces: list[Any], wants_sync: bool
+    ) -> None:
+        """Runs in the journal's thread: one group after the other, as long as they fit the file. Each is
+        reported to the loop in log order; while it waits there, the next one is written."""
+        while True:
+            self._write_and_sync(pieces, wants_sync)
+            loop.call_soon_threadsafe(self._report, group, wants_sync)
+            group = self._take_more()
+            if not group:
+                return
+            self._group = group
+            pieces, wants_sync = self._lay_out(group), _is_durable(group)
+            loop.call_soon_threadsafe(_answer_hasty, group)
+
+    def _take_more(self) -> list[Chain]:
+        """What gathered meanwhile; nothing when the task must look after something else first."""
+        group: list[Chain] = []
+        file, size = self._current, 0
+        assert file is not None
+        room = min(self._group_bytes_max, file.size - file.end)
+        while self._pending and not (self._is_rotation_wanted or self._is_sync_wanted):
+            chain = self._pending[0]
+            if size + chain.size > room or not self._has_streams(chain):
+                break
+            group.append(self._pending.popleft())
+            size += chain.size
+        return group
+
+    def _report(self, group: list[Chain], is_synced: bool) -> None:
+        """A group is written: back on the event loop."""
+        try:
+            if is_synced:
+                self._is_sync_wanted = False
+            else:
+                self._sync_later()
+            self._complete(group)
+        except Exception as error:  # noqa: BLE001 - those who wait must be told of a bug
+            self._freeze(JournalFrozen(f"the journal failed: {error!r}"), group)
 
     def _take_group(self) -> list[Chain]:
         group: list[Chain] = []
@@ -333,13 +390,16 @@ class Journal:
 
     def _is_possible(self, chain: Chain) -> bool:
         """A topic may have been deleted while a chain waited for its turn."""
-        for draft in chain.drafts:
-            if isinstance(draft, BatchDraft) and self._hot.get(draft.stream) is None:
-                chain.refuse(TopicNotFound("the topic was deleted while the message waited"))
-                self._pending_bytes -= chain.size
-                self._admit_waiting()
-                return False
-        return True
+        if self._has_streams(chain):
+            return True
+        chain.refuse(TopicNotFound("the topic was deleted while the message waited"))
+        self._pending_bytes -= chain.size
+        self._admit_waiting()
+        return False
+
+    def _has_streams(self, chain: Chain) -> bool:
+        drafts = [draft for draft in chain.drafts if isinstance(draft, BatchDraft)]
+        return all(self._hot.get(draft.stream) is not None for draft in drafts)
 
     async def _finish_if_due(self, size: int) -> None:
         """Finishes the current file when it does not take ``size`` bytes more. That syncs it, so an error
@@ -397,8 +457,6 @@ class Journal:
                 appended.append(Appended(header.base_offset, now_us))
                 position = header.end_position
             chain.commit = Commit(lsn(file.number, chain.headers[-1].position), tuple(appended))
-            if chain.durability is Durability.NONE:
-                chain.resolve()
         pieces.append(padding)
         return pieces
 
@@ -420,7 +478,8 @@ class Journal:
         else:
             kind, crc, codec = Kind.BATCH, draft.body_crc, draft.codec
             hot = self._hot.get(draft.stream)
-            assert hot is not None
+            if hot is None:
+                hot = HotStream()  # The topic was deleted this instant: its offsets mean nothing any more.
             place = (*draft.stream, draft.columns, hot.next_offset)
             hot.next_offset += draft.record_count
             producer = (draft.producer_id, draft.base_sequence, draft.producer_epoch)
@@ -499,6 +558,17 @@ class Journal:
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def _answer_hasty(group: list[Chain]) -> None:
+    """Those who wait for nothing have their receipt as soon as their offsets are known."""
+    for chain in group:
+        if chain.durability is Durability.NONE:
+            chain.resolve()
+
+
+def _is_durable(group: list[Chain]) -> bool:
+    return any(chain.durability is Durability.DURABLE for chain in group)
 
 
 def _ignore(commit: Commit) -> None:

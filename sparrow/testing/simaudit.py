@@ -60,6 +60,17 @@ def delivery(broker: Broker, model: SubscriptionModel) -> Any:
     return broker._subscriptions.get(model.name).delivery
 
 
+def is_synced(broker: Broker, place: Place) -> bool:
+    """Whether a message is where power loss does not reach it."""
+    store: Any = broker._store
+    hot = store._hot.get(place.stream)
+    current = store._journal._current
+    found = next(iter(hot.places_from(place.offset)), None) if place.offset >= hot.sealed_end else None
+    if found is None or current is None or found.file_number != current.number:
+        return True
+    return bool(current.header(found.position).end_position <= current.durable)
+
+
 # The log.
 
 
@@ -75,6 +86,7 @@ async def _read(broker: Broker, topic: str, stream: StreamId) -> list[dict[str, 
                 dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
             ]
         offset = max(offset + 1, rows[-1]["offset"] + 1)
+    rows = [row for row in rows if row["offset"] < end]
     if [row["offset"] for row in rows] != list(range(start, end)):
         raise Broken(f"{topic}/{stream.partition} is not dense from {start} to {end}")
     return rows

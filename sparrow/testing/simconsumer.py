@@ -121,6 +121,9 @@ class Consumer:
         model, is_sure = self._model, self._dice.random() < 0.5
         is_exact = model.policy.guarantee is Guarantee.EXACTLY_ONCE
         self._world.note(self.name, "acks", *(item for item, _ in held), "surely" if is_sure else "")
+        if model.is_at_most_once:
+            await self._carefully(self._subscription.ack(_ids(held)))  # It was acked when it was handed over.
+            return
         asks = []
         life = self._world.life
         stale = {h.ack_id for _, h in held if (h.is_over and not h.is_doubtful) or h.life != life}

@@ -206,6 +206,8 @@ class SubscriptionModel:
             raise self._broken(item, f"was handed over, though no filter lets {record.env} pass")
         if item.is_done:
             raise self._broken(item, "was handed over after its ack was confirmed")
+        if world.topics[record.topic].is_durable and not world.is_safe(place):
+            raise self._broken(item, "was handed over before its publisher could have a receipt")
         self._check_time(item, message)
         self._check_attempt(item, message)
         handed = Handed(message, consumer, world.life, message.deadline_us)
@@ -403,6 +405,8 @@ class World:
         self.subscriptions: dict[str, SubscriptionModel] = {}
         self.start_of: Callable[[StreamId], int] = lambda stream: 0
         """Where the log of a stream starts now."""
+        self.is_safe: Callable[[Place], bool] = lambda place: True
+        """Whether a message is on the disk."""
         self.trace: list[str] | None = None
         self.operations = 0
         self._tick = 0

@@ -39,6 +39,7 @@ from sparrow.testing.simpublisher import Publisher
 
 _QUIET_S = 60.0
 """Longer than any deadline, backoff, delay or patience of a seed."""
+_LOOK_S = 0.1
 _MEMORY = Path("/dev/shm")
 
 
@@ -125,6 +126,7 @@ class Simulation:
     async def _open(self) -> Broker:
         broker = await self.machine.open()
         self.world.start_of = lambda stream: broker._store.bounds(stream).start_offset
+        self.world.is_safe = lambda place: simaudit.is_synced(broker, place)
         await simaudit.audit(broker, self.world, is_power_lost=self._is_power_lost)
         await self._operator.prepare(broker)
         return broker
@@ -140,15 +142,22 @@ class Simulation:
         """Until enough has happened."""
         target = self.world.operations + self.plan.operations
         self._operator.is_restart_wanted = False
+        last, quiet_s = self.world.operations, 0.0
         while self.world.operations < target and not self._operator.is_restart_wanted:
-            await asyncio.wait(clients, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(clients, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
             _raise_failure(clients)
+            quiet_s = quiet_s + _LOOK_S if self.world.operations == last else 0.0
+            last = self.world.operations
+            if quiet_s > _QUIET_S:
+                raise Broken(f"all clients have been waiting for {_QUIET_S:.0f} s")
 
     # The reckoning.
 
     async def _drain(self) -> None:
         """Without faults: all is delivered, all is acked, and everything is accounted for."""
         broker = await self._open()
+        if self._dice.random() < 0.5:
+            broker = await self._leave_off(broker)
         await self._drain_all(broker)
         letters = await simaudit.audit(broker, self.world, is_power_lost=False)
         for model in self.world.subscriptions.values():
@@ -162,6 +171,21 @@ class Simulation:
         unheard = self.machine.loop.unheard()
         if unheard:
             raise Broken(unheard[0])
+
+    async def _leave_off(self, broker: Broker) -> Broker:
+        """One more stretch of trouble; then all clients go, and leave what they hold."""
+        clients = self._start(broker)
+        await self._watch(clients)
+        await _stop(clients)
+        self.machine.disk.heal()
+        if not broker.state().is_writable:
+            with suppress(SparrowError):
+                await self.machine.close()
+            self.world.end_life()
+            return await self._open()
+        await broker._settling.flush()
+        await simaudit.audit(broker, self.world, is_power_lost=False)
+        return broker
 
     async def _drain_all(self, broker: Broker) -> None:
         models = list(self.world.subscriptions.values())
@@ -201,7 +225,8 @@ class Simulation:
             self.world.note(model.name, "replays", job.replayed, "of", len(opened))
             for letter in opened:
                 item = model.items[letter.source]
-                if not model.may_have_expired(item) and not simaudit.is_open(broker, letter):
+                is_due = model.is_meant(item.record, item.place) and not model.may_have_expired(item)
+                if is_due and not simaudit.is_open(broker, letter):
                     item.is_acked = item.is_done = False
                     returning.append((model, item, len(item.handed)))
         await self._drain_all(broker)
