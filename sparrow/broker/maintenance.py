@@ -64,7 +64,7 @@ class Maintenance:
         await self._store.rotate()
         total = 0
         while self._store.finished_bytes():
-            total += await asyncio.shield(self._seal_once())  # A half-done seal could not be done again.
+            total += await self._seal_whole()
         return total
 
     async def apply_retention(self) -> int:
@@ -80,6 +80,12 @@ class Maintenance:
                 dropped += len(doomed)
                 self._log.info("segments-dropped", "retention", topic=topic.name, segments=len(doomed))
         return dropped
+
+    async def _seal_whole(self) -> int:
+        """A seal goes on to its end when its caller gives up: half of one could not be done again."""
+        task = asyncio.get_running_loop().create_task(self._seal_once())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
 
     async def _seal_once(self) -> int:
         async with self._sealing:
@@ -107,7 +113,7 @@ class Maintenance:
 
     async def _seal_due(self) -> None:
         while self._store.finished_bytes():
-            await asyncio.shield(self._seal_once())
+            await self._seal_whole()
 
     async def _drop_for_ever(self) -> None:
         while True:
