@@ -82,7 +82,7 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 128 * MIB
     group_bytes_max: Annotated[
         int, Meta(ge=64 * KIB, le=1 * GIB, description="Bytes gathered for one sync at most.")
-    ] = 16 * MIB
+    ] = 8 * MIB
     pending_bytes_max: Annotated[
         int,
         Meta(

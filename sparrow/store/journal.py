@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,7 @@ from sparrow.store.ports import Appended, BatchDraft, Commit, Draft, FactsDraft,
 
 _WAITING_BYTES_MAX = 1024 * 1024 * 1024  # beyond pending_bytes_max; a runaway publisher must not fill memory
 _HOLD_S = 30.0
+_LINGER_S = 0.002  # about two batches of 1 MB are built in this time
 _PADDING = [bytes(length) for length in range(8)]
 
 
@@ -132,6 +134,8 @@ class Journal:
         self._is_held = False
         self._hold_timer: asyncio.TimerHandle | None = None
         self._waiting_bytes = 0
+        self._more = threading.Event()
+        self._loop_thread = 0
         self._is_rotation_wanted = False
         self._is_sync_wanted = False
         self._frozen: SparrowError | None = None
@@ -276,6 +280,7 @@ class Journal:
         return not self._pending or self._pending_bytes + size <= self._pending_bytes_max
 
     def _kick(self) -> None:
+        self._more.set()
         if self._runner is None and self._frozen is None:
             self._runner = asyncio.get_running_loop().create_task(self._run(self._begin()))
 
@@ -330,6 +335,7 @@ class Journal:
         _answer_hasty(group)
         wants_sync = self._is_sync_wanted or _is_durable(group)
         loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         return loop.run_in_executor(self._thread, self._write_groups, loop, group, pieces, wants_sync)
 
     async def _until_written(self, writing: asyncio.Future[None]) -> None:
@@ -346,12 +352,20 @@ class Journal:
         while True:
             self._write_and_sync(pieces, wants_sync)
             loop.call_soon_threadsafe(self._report, group, wants_sync)
+            self._more.clear()
             group = self._take_more()
+            if not group and self._linger():
+                group = self._take_more()
             if not group:
                 return
             self._group = group
             pieces, wants_sync = self._lay_out(group), _is_durable(group)
             loop.call_soon_threadsafe(_answer_hasty, group)
+
+    def _linger(self) -> bool:
+        """Waits a moment for the next chain, because publishers that have just been answered are about to
+        publish again; True when one came. Never on the loop's own thread, which would wait for itself."""
+        return threading.get_ident() != self._loop_thread and self._more.wait(_LINGER_S)
 
     def _take_more(self) -> list[Chain]:
         """What gathered meanwhile; nothing when the task must look after something else first."""

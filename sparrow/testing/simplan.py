@@ -25,8 +25,8 @@ class Plan:
     def __init__(self, seed: int, steps: int | None = None) -> None:
         self.seed = seed
         dice = self.dice("plan")
-        self.lives = dice.choice((1, 2, 2, 3, 3, 4))
-        self.operations = steps if steps is not None else dice.choice((20, 40, 60, 80))
+        self.lives = dice.choice((1, 1, 2, 2, 3))
+        self.operations = steps if steps is not None else dice.choice((15, 30, 45, 60))
         """Roughly, in one life."""
         self.file_bytes = dice.choice((16, 32, 64, 256)) * 1024
         self.rotate_after_s = dice.choice((5.0, 30.0, 900.0, 900.0))
