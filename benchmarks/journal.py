@@ -37,7 +37,7 @@ from sparrow.store.entry import Header, Kind, pack
 RAW_RATIO_MIN = 0.70
 TOPICS_RATIO_MIN = 0.90
 SINGLES_PER_S_MIN = 20_000
-IN_FLIGHT = 8
+IN_FLIGHT = 4
 """Enough that the disk always has a group to write while the next one is built; the sweep shows others."""
 SWEEP = (1, 4, 8, 16, 32, 64)
 TASKS = 64
