@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from pyroaring import BitMap64
 
@@ -132,7 +133,8 @@ class ReplayJobs:
             decided = courier.delivery.replays.move(
                 replay_id, ReplayStatus.FAILED, self._clock.now_us(), str(error)
             )
-            await courier.journal(decided)
+            with suppress(SparrowError):  # Without a journal it stays RUNNING and goes on at the next start.
+                await courier.journal(decided)
 
     async def _step(self, courier: Courier, replay_id: str) -> bool:
         """One stretch of a replay; False when it has ended."""

@@ -154,9 +154,9 @@ class Consumer:
         retry = model.policy.dead_letter_topic is None or dice.random() < 0.7
         delay_s = dice.choice((None, None, 0.0, 2.0))
         self._world.note(self.name, "nacks", *(item for item, _ in held), "" if retry else "for good")
-        for handed in [h for _, h in held if not h.is_over]:
+        for _, handed in held:
             handed.is_nacked = handed.is_over = True
-            handed.is_rejected = not retry
+            handed.is_rejected = handed.is_rejected or not retry
         refused = await self._carefully(
             self._subscription.nack(_ids(held), delay_s=delay_s, reason="no", retry=retry, wait=True)
         )

@@ -378,6 +378,15 @@ class SubscriptionModel:
         for item in [*self.responsible(), *self.items.values()]:
             item.is_excused, item.is_done, item.attempt_min = True, False, 1
 
+    def commit_asked(self, stream: StreamId, end_offset: int) -> None:
+        """Everything below may be done, and what was taken out before may come still."""
+        self._skips[stream] = max(self._skips.get(stream, 0), end_offset)
+        for item in [*self.responsible(), *self.items.values()]:
+            if item.place.stream == stream and item.place.offset < end_offset:
+                item.is_excused = True
+                for handed in item.handed:
+                    handed.is_doubtful = True
+
     def renewed(self, item: Item, since: int) -> None:
         """A confirmed seek made it new; an ack asked for after the seek was counts still."""
         if item.acked_at < since:
@@ -458,11 +467,16 @@ class World:
         if record.is_refused:
             raise Broken(f"{record} was refused, and yet {by} found it at {place}")
         other = self.by_place.get(place)
-        if (record.place is not None and record.place != place) or (other is not None and other != record):
+        is_moved = record.place is not None and record.place != place and not self._is_gone(record.place)
+        if is_moved or (other is not None and other != record):
             raise Broken(f"{by} found {record} at {place}, where {other} lies")
         record.place, record.time_us = place, time_us
         self.by_place[place] = record
         self.places[str(place)] = place
+
+    def _is_gone(self, place: Place) -> bool:
+        """Whether retention dropped it. A key is then forgotten with the next start, and may come again."""
+        return place.offset < self.start_of(place.stream)
 
     def forget(self, record: Record) -> None:
         """A message of a topic that promises less was lost, as it may be."""

@@ -17,7 +17,7 @@ from sparrow.model.subscription import parse_policy
 from sparrow.testing import simaudit
 from sparrow.testing.simmachine import Machine
 from sparrow.testing.simmodel import FILTERS, SubscriptionModel, TopicFacts, World
-from sparrow.testing.simplan import Plan
+from sparrow.testing.simplan import PATTERNS, Plan
 
 FAULTS = (
     ("sync", errno.EIO),
@@ -121,8 +121,9 @@ class Operator:
             choices += [self._jump]
         if plan.has_resets:
             choices += [self._seek, self._snapshot, self._replay, self._replay]
+            choices += [self._commit]
         if plan.has_changes:
-            choices += [self._update, self._pause]
+            choices += [self._update, self._pause, self._grow, self._subscribe]
         return dice.choice(choices)
 
     async def _seal(self, broker: Broker) -> None:
@@ -148,6 +149,24 @@ class Operator:
         seconds = self._dice.choice((-20.0, -2.0, 2.0, 20.0))
         self._world.note("the clock is set by", seconds)
         self._machine.clock.jump(seconds)
+
+    async def _grow(self, broker: Broker) -> None:
+        """One partition more; whoever reads the topic reads it from its first message on."""
+        facts = self._dice.choice(list(self._world.topics.values()))
+        if facts.partitions < 4:
+            topic = await broker.update_topic(facts.name, partitions=facts.partitions + 1)
+            self._world.topics[facts.name] = facts._replace(partitions=topic.partitions)
+            for model in self._world.subscriptions.values():
+                self._attach(broker, model)
+
+    async def _subscribe(self, broker: Broker) -> None:
+        """Its consumers come with the next life."""
+        name = f"late{len(self._world.subscriptions)}"
+        options = {**self._plan.policy(self._dice), "start": self._dice.choice(("earliest", "latest"))}
+        if len(self._world.subscriptions) < 5:
+            await self._make_subscription(
+                broker, {"name": name, "pattern": self._dice.choice(PATTERNS), **options}
+            )
 
     # Subscriptions as a whole.
 
@@ -211,6 +230,19 @@ class Operator:
             return offset is not None and place.offset >= offset
         saved = self._snapshots[target]
         return place in saved.opened or place.offset >= saved.ends.get(place.stream, 1 << 62)
+
+    async def _commit(self, broker: Broker) -> None:
+        """Everything below an offset is done, whoever holds it."""
+        model = self._any()
+        streams = [stream for stream in model.starts if broker._store.bounds(stream).end_offset]
+        if model.is_changing or not streams:
+            return
+        stream = self._dice.choice(streams)
+        offset = self._dice.randint(0, broker._store.bounds(stream).end_offset)
+        name = next(topic.name for topic in self._world.topics.values() if topic.id == stream.topic_id)
+        self._world.note("operator commits", model.name, name, stream.partition, offset)
+        model.commit_asked(stream, offset)
+        await (await broker.subscription(model.name)).commit(name, stream.partition, offset)
 
     async def _snapshot(self, broker: Broker) -> None:
         model, name = self._any(), f"snap{len(self._snapshots)}"
