@@ -84,7 +84,13 @@ class _Lane:
             topic, stream = gathered.topic, gathered.stream
             body = batches.encode(rows_to_batch(gathered.rows), topic.policy.codec)
             draft = BatchDraft(stream, body.buffer, body.crc, body.record_count, body.columns, body.codec)
-            commit = await self._store.append([draft], self._durability, lambda _: self._arrived(stream))
+
+            def on_commit(commit: Commit) -> None:
+                _answer(gathered, commit)  # First: no delivery may overtake the receipt of its own publish.
+                self._arrived(stream)
+
+            # A receipt that waits for nothing comes with the answer; the others came with the commit.
+            _answer(gathered, await self._store.append([draft], self._durability, on_commit))
         except SparrowError as error:
             _refuse(gathered.futures, error)
         except asyncio.CancelledError:
@@ -92,8 +98,6 @@ class _Lane:
             raise
         except Exception as error:  # noqa: BLE001 - the waiting publishers must hear of a bug too
             _refuse(gathered.futures, SparrowError(f"publishing failed: {error!r}"))
-        else:
-            _answer(gathered, commit)
 
 
 def _answer(gathered: _Gathered, commit: Commit) -> None:
