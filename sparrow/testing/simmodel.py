@@ -364,11 +364,12 @@ class SubscriptionModel:
         self._lost_until_us = self._world.clock.latest_us
 
     def leases_ended(self) -> None:
-        """Without a failed attempt."""
+        """Without a failed attempt; or they will have, when a change is still under way."""
         self._changed_at = self._world.next_tick()
         for item in self.items.values():
             for handed in item.handed:
-                handed.is_over = True
+                handed.is_doubtful = handed.is_doubtful or (self.is_changing and not handed.is_over)
+                handed.is_over = handed.is_over or not self.is_changing
 
     def in_doubt(self, ends: dict[StreamId, int]) -> None:
         """Nobody knows what is acked and what is not, up to these offsets."""

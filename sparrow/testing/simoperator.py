@@ -179,8 +179,8 @@ class Operator:
         model.is_changing = True
         model.in_doubt(simaudit.ends(broker, model))
         yield
-        model.in_doubt(simaudit.ends(broker, model))
         model.is_changing = False
+        model.in_doubt(simaudit.ends(broker, model))
 
     async def _seek(self, broker: Broker) -> None:
         model, world = self._any(), self._world
@@ -281,11 +281,12 @@ class Operator:
         subscription = await broker.subscription(model.name)
         model.policies.append(parse_policy(options, model.policy))
         model.is_changing = True
+        model.leases_ended()
         try:
             await subscription.update(**options)
         finally:
-            model.leases_ended()
             model.is_changing = False
+            model.leases_ended()
 
     async def _pause(self, broker: Broker) -> None:
         subscription = await broker.subscription(self._any().name)
