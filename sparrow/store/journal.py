@@ -371,7 +371,8 @@ class Journal:
         """What gathered meanwhile; nothing when the task must look after something else first."""
         group: list[Chain] = []
         file, size = self._current, 0
-        assert file is not None
+        if file is None:  # A sync was wanted of a file that has been finished, and so synced, meanwhile.
+            return group
         room = min(self._group_bytes_max, file.size - file.end)
         while self._pending and not (self._is_rotation_wanted or self._is_sync_wanted):
             chain = self._pending[0]

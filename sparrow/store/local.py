@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -54,7 +52,6 @@ from sparrow.store.sealing import Sealed, SealPlan, seal
 from sparrow.store.segments import SegmentIndex
 
 _SEAL_FILES_MAX = 8
-_SEALING_NICENESS = 5  # a third of the share of a thread of normal priority, when both want a core
 
 
 class LocalStore:
@@ -81,7 +78,7 @@ class LocalStore:
         self._lake = lake
         self._catalog_version = opened.catalog.version
         self._catalog_thread = catalog_thread
-        self._seal_thread = ThreadPoolExecutor(1, "sparrow-seal", initializer=_stand_back)
+        self._seal_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-seal")
         self._keeping = asyncio.Lock()
         self._is_file_finished = asyncio.Event()
         self._unsealed_bytes_max = journal.unsealed_bytes_max
@@ -430,12 +427,6 @@ class LocalStore:
 
     async def _in(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
-
-
-def _stand_back() -> None:
-    """Sealing takes the processor time that publishing and delivery leave over."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SEALING_NICENESS)
 
 
 def _info(segment: Segment) -> SegmentInfo:

@@ -41,6 +41,8 @@ from sparrow.testing.simpublisher import Publisher
 _QUIET_S = 60.0
 """Longer than any deadline, backoff, delay or patience of a seed."""
 _LOOK_S = 0.1
+_SETTLE_S = 1.0
+"""Longer than the disk takes for what it was asked before."""
 _MEMORY = Path("/dev/shm")
 
 
@@ -182,12 +184,13 @@ class Simulation:
         await self._watch(clients)
         await _stop(clients)
         self.machine.disk.heal()
+        await asyncio.sleep(_SETTLE_S)
+        await broker._settling.flush()
         if not broker.state().is_writable:
             with suppress(SparrowError):
                 await self.machine.close()
             self.world.end_life()
             return await self._open()
-        await broker._settling.flush()
         await simaudit.audit(broker, self.world, is_power_lost=False)
         return broker
 

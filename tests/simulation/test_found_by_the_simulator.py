@@ -154,3 +154,17 @@ def test_a_frozen_journal_leaves_the_broker_idle(machine: Machine) -> None:
         return machine.loop.steps - before
 
     assert _live(machine, story) < 2000
+
+
+def test_a_sync_that_is_wanted_after_the_file_was_finished_does_not_freeze_the_journal(
+    machine: Machine,
+) -> None:
+    async def story(broker: Broker) -> bool:
+        await broker.create_topic("t", durability="written")
+        await broker.publish("t", b"m")
+        await broker._store.rotate()
+        await asyncio.sleep(5.0)  # The sync that was put off falls due.
+        await broker.publish("t", b"m")
+        return broker.state().is_writable
+
+    assert _live(machine, story)
