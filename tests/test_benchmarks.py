@@ -26,7 +26,6 @@ PROMISES = {
     "sealing": {
         "sealing",
         "publishing beside sealing to without",
-        "growth of the backlog, share of publishing",
         "lake to journal, random bytes",
         "lake to journal, JSON",
     },
