@@ -126,9 +126,12 @@ class Courier:
                 if found:
                     return found
                 continue
+            found = self._feed_from_memory(max_messages)
+            if found and self.delivery.deliverable >= max_messages:
+                continue
             waiting = self._wait()
             try:
-                if await self._feed(max_messages):
+                if await self._feed(max_messages) or found:
                     continue
                 self.set_timer()
                 rest_s = until_s - clock.monotonic_s()
@@ -155,7 +158,9 @@ class Courier:
                 offsets = run.to_offsets()
                 place = 0
                 while place < len(offsets):
-                    page = await self._page(run.stream, offsets[place])
+                    page = self._services.pages.held(run.stream, offsets[place])
+                    if page is None:
+                        page = await self._page(run.stream, offsets[place])
                     count = 0 if page is None else _count_below(offsets, place, page.end_offset)
                     if page is None or count == 0:
                         self._give_up(run.stream, offsets[place : place + 1])
@@ -168,7 +173,8 @@ class Courier:
             for run in over.runs:
                 self.delivery.give_back(run.stream, BitMap64(run.to_offsets()))
             raise
-        self.set_timer()
+        if over.runs[0].deadline_us < self._timer_at_us:
+            self.set_timer()
         return self._in_order(found) if len(over.runs) > 1 else found
 
     def _in_order(self, found: list[Delivered]) -> list[Delivered]:
@@ -197,11 +203,31 @@ class Courier:
 
     # Reading.
 
+    def _feed_from_memory(self, demand: int) -> bool:
+        """Takes in a page of each stream that somebody has read already, as a wide fan-out finds it; False
+        when there is none."""
+        self._set_horizon()
+        found = False
+        for wish in self.delivery.wanted(demand):
+            page = self._services.pages.held(wish.stream, wish.start_offset)
+            if page is not None:
+                self._take_in(page, wish.start_offset, wish.max_messages)
+                found = True
+        return found
+
+    def _set_horizon(self) -> None:
+        if self.delivery.is_merged:
+            bounds = self._services.store.bounds
+            topics = self._services.topics
+            streams = [s for s in self.delivery.streams if topics.find(s.topic_id) is not None]
+            self.delivery.set_horizon({stream: bounds(stream).end_offset for stream in streams})
+
     async def _feed(self, demand: int) -> bool:
         """Reads on for consumers; False when there is nothing new."""
         if self._feeding is None:
             self._feeding = asyncio.Lock()
         async with self._feeding:
+            self._set_horizon()
             pages = 0
             while pages < _PAGES_AT_ONCE:
                 before = pages
@@ -230,8 +256,11 @@ class Courier:
         if page is None:
             return False
         self._pass_gap(wish, max(start, page.first_offset))
-        self.delivery.offer(self._arrival(page, start, wish.max_messages), services.clock.now_us())
+        self._take_in(page, start, wish.max_messages)
         return True
+
+    def _take_in(self, page: Page, start: int, limit: int) -> None:
+        self.delivery.offer(self._arrival(page, start, limit), self._services.clock.now_us())
 
     def _pass_damage(self, wish: Wish, damage: DataDamaged) -> bool:
         end = int(damage.details.get("end_offset", 0))
@@ -263,13 +292,14 @@ class Courier:
         if "published_at_us" in needs:
             columns["published_at_us"] = page.values("publish_time", first)
         columns = {name: values and values[: end - first] for name, values in columns.items()}
-        sparse = {
-            "priority": page.sparse("priority"),
-            "deliver_at_us": page.sparse("deliver_at"),
-            "expires_at_us": page.expiries(),
-            "depends_on": _parsed(page.sparse("depends_on")),
-        }
-        columns.update({name: _clip(found, first, end) for name, found in sparse.items() if found})
+        if not page.is_plain:
+            sparse = {
+                "priority": page.sparse("priority"),
+                "deliver_at_us": page.sparse("deliver_at"),
+                "expires_at_us": page.expiries(),
+                "depends_on": _parsed(page.sparse("depends_on")),
+            }
+            columns.update({name: _clip(found, first, end) for name, found in sparse.items() if found})
         return Arrival(
             stream=page.stream,
             first_offset=first,

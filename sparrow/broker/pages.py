@@ -24,6 +24,7 @@ from sparrow.store.ports import LogBatch, Store
 _PAGE_READ_BYTES = 1024 * 1024
 _TINY_ROWS = 100
 _SMALL_ROWS = 64
+_WISHES = ("priority", "deliver_at", "ttl_ms", "depends_on")
 REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
 REPLAY_ROUND = "replay_round"
@@ -44,6 +45,7 @@ class Page:
         "batch",
         "end_offset",
         "first_offset",
+        "is_plain",
         "size_bytes",
         "stream",
     )
@@ -60,6 +62,8 @@ class Page:
         self._judged_at = -1
         again = read.batch.column("original_id")
         self._has_again = again.null_count != len(again)
+        self.is_plain = all(read.batch.column(n).null_count == read.batch.num_rows for n in _WISHES)
+        """Whether no message of it asks for anything by itself."""
         self._sparse: dict[str, dict[int, Any] | None] = {}
         self._contents: list[Contents] | None = None
 
@@ -187,7 +191,7 @@ class Pages:
 
     async def at(self, stream: StreamId, offset: int) -> Page | None:
         """The page that holds ``offset``, or the next one after a gap; None at the end of the log."""
-        held = self._find(stream, offset)
+        held = self.held(stream, offset)
         if held is not None:
             return held
         if offset >= self._store.bounds(stream).end_offset:
@@ -196,7 +200,8 @@ class Pages:
         pages = [self._keep(Page(batch)) for batch in _joined(read)]
         return pages[0] if pages else None
 
-    def _find(self, stream: StreamId, offset: int) -> Page | None:
+    def held(self, stream: StreamId, offset: int) -> Page | None:
+        """The page that holds ``offset``, when it is in memory."""
         for page in reversed(self._starts.get(stream, {}).values()):
             if page.first_offset <= offset < page.end_offset:
                 self._pages.move_to_end((stream, page.first_offset))

@@ -80,7 +80,8 @@ class BrokerSubscription:
             raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
         if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
             raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
-        await self._courier.flush()
+        if self._courier.unconfirmed:
+            await self._courier.flush()
         self._tell_loss()
         until_s = self._clock.monotonic_s() + timeout_s
         while True:

@@ -25,24 +25,22 @@ from pyroaring import BitMap64
 from sparrow.kernel import deadletter, facts
 from sparrow.kernel.cursor import Cursor
 from sparrow.kernel.exchange import (
-    Arrival,
     DeadLetterDue,
     HandOver,
     Lag,
     Refusal,
     Run,
     Settled,
-    Wish,
 )
 from sparrow.kernel.facts import Fact, FailureKind
+from sparrow.kernel.intake import Intake
 from sparrow.kernel.judgement import Mishap
 from sparrow.kernel.lease import AckNames, head_of
-from sparrow.kernel.offsets import OFFSET_MAX, first_missing, pack, span, to_list
+from sparrow.kernel.offsets import OFFSET_MAX, first_missing, pack, to_list
 from sparrow.kernel.pool import Pool
 from sparrow.kernel.ready import Taken
 from sparrow.kernel.schedule import NEVER_US
 from sparrow.kernel.settlement import Claim, Clerk, parse_names
-from sparrow.kernel.state import DeliveryState
 from sparrow.kernel.trace import Trace, locate
 from sparrow.kernel.track import Track
 from sparrow.model.errors import (
@@ -52,33 +50,17 @@ from sparrow.model.errors import (
     StaleAckId,
 )
 from sparrow.model.message import MessageId, StreamId
-from sparrow.model.subscription import Expired, Guarantee, Ordering
+from sparrow.model.subscription import Expired, Guarantee
 
 DEADLINE_S_MAX = 600
 DELAY_S_MAX = 7 * 86_400
 """The longest wait that a nack may ask for."""
-READ_MIN = 1000
-"""Messages to ask of the shell at least, when anything is wanted: reading one by one is dear."""
-
-_SPARSE = frozenset({"priority", "expires_at_us", "deliver_at_us", "depends_on"})
-_ORDERED: dict[Ordering, frozenset[str]] = {
-    Ordering.NONE: frozenset(),
-    Ordering.KEY: frozenset({"keys"}),
-    Ordering.PUBLISHER: frozenset({"publishers", "published_at_us"}),
-    Ordering.TOTAL: frozenset({"published_at_us"}),
-}
 
 
-class Delivery(DeliveryState):
+class Delivery(Intake):
     """The decisions of one subscription; see the module's text."""
 
     __slots__ = ()
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The columns of an ``Arrival`` that matter here; a batch without values gives ``None``."""
-        large = {"large"} if self.policy.poison_rules else set()
-        return _SPARSE | _ORDERED[self.policy.ordering] | large
 
     @property
     def in_flight(self) -> int:
@@ -93,95 +75,6 @@ class Delivery(DeliveryState):
     def in_flight_of(self, consumer: str) -> int:
         """Messages leased to one consumer."""
         return self._pool.leases.by_consumer.get(consumer, 0) if self._pool is not None else 0
-
-    # Streams.
-
-    def attach(self, stream: StreamId, start_offset: int) -> list[Fact]:
-        """Read a stream from an offset on; nothing to do when it is read already."""
-        if stream in self._ledger.tracks:
-            return []
-        return [facts.StreamAttached(self.subscription_id, *stream, start_offset)]
-
-    def detach(self, stream: StreamId) -> list[Fact]:
-        """Read a stream no more and forget its cursor."""
-        if stream not in self._ledger.tracks:
-            return []
-        return [facts.StreamDetached(self.subscription_id, *stream)]
-
-    # Reading.
-
-    def wanted(self, demand: int, streams: Iterable[StreamId] | None = None) -> list[Wish]:
-        """What to read for ``demand`` messages of free credit; nothing without demand or room."""
-        if not self._is_hungry(demand):
-            return []
-        room = self._room(demand)
-        wishes: list[Wish] = []
-        for stream in self._ledger.tracks if streams is None else streams:
-            track = self._ledger.tracks.get(stream)
-            space = 0 if track is None else room if room > 0 else self._least(track)
-            if track is None or space <= 0:
-                continue
-            if track.reread is not None:
-                start = track.reread.min()
-                end = first_missing(track.reread, start)
-                wishes.append(Wish(stream, start, min(space, end - start)))
-            else:
-                wishes.append(Wish(stream, track.read_offset, space))
-        return wishes
-
-    def _is_hungry(self, demand: int) -> bool:
-        if demand <= 0 or self.is_paused:
-            return False
-        pool = self._pool
-        return pool is None or (pool.deliverable < demand and pool.waits.count < self.policy.max_scheduled)
-
-    def _room(self, demand: int) -> int:
-        waiting = self._pool.waiting if self._pool is not None else 0
-        return min(self.policy.read_ahead - waiting, max(demand, READ_MIN))
-
-    def _least(self, track: Track) -> int:
-        """One message of a stream that has none here: all the others may be waiting for it."""
-        return 1 if track.reread is not None or not track.known_unacked(OFFSET_MAX) else 0
-
-    def offer(self, arrival: Arrival, now_us: int) -> None:
-        """Messages were read, in order within their stream. What is known already is ignored."""
-        track = self._ledger.tracks.get(arrival.stream)
-        if track is None:
-            return
-        if arrival.first_offset < track.read_offset:
-            if track.reread is not None:
-                self._offer_again(track, arrival, now_us)
-            if arrival.end_offset <= track.read_offset:
-                return
-        start, end = track.read_offset, arrival.end_offset
-        track.read_offset = end
-        offsets = track.cursor.unacked(start, end)
-        self._admit(track, offsets, arrival, now_us)
-
-    def _offer_again(self, track: Track, arrival: Arrival, now_us: int) -> None:
-        """Of what must be read again: the stretch is here, and what lies before it is gone."""
-        assert track.reread is not None
-        offsets = track.reread & span(0, min(arrival.end_offset, track.read_offset))
-        track.reread = (track.reread - offsets) or None
-        self._admit(track, offsets, arrival, now_us)
-
-    def _admit(self, track: Track, offsets: BitMap64, arrival: Arrival, now_us: int) -> None:
-        pool = self._open_pool()
-        if track.settling is not None:
-            offsets -= track.settling
-        here = offsets
-        if arrival.selected is not None:
-            here = offsets & arrival.selected
-        if offsets and offsets.min() < arrival.first_offset:
-            here = here.copy()
-            here.remove_range(0, arrival.first_offset)
-        passed = offsets - here if here is not offsets else None
-        if passed:
-            track.pass_over(passed)
-            pool.resolve(track.stream, passed)
-        if arrival.large:
-            track.large = arrival.large if track.large is None else track.large | arrival.large
-        pool.admit(track, here, arrival, now_us)
 
     # Handing over.
 
@@ -202,7 +95,7 @@ class Delivery(DeliveryState):
         count = min(max_messages, self.policy.max_in_flight - pool.leases.count)
         if self._judge is not None:
             count = self._judge.allowance(consumer, count, now_us)
-        if count <= 0:
+        if count <= 0 or not pool.waiting:
             return HandOver([], [])
         taken = self._take(pool, count, consumer, streams)
         if taken and self._judge is not None:
@@ -220,7 +113,7 @@ class Delivery(DeliveryState):
     def _take(self, pool: Pool, count: int, consumer: str, streams: Collection[StreamId] | None) -> Taken:
         """Of too many that failed already, retries only: what is remembered of them is bounded."""
         if pool.lanes is not None or self._ledger.failing < self.policy.max_retrying:
-            return pool.take(count, consumer, streams)
+            return pool.take(count, consumer, streams, self.gate_us())
         taken: Taken = []
         for stream, track in self._ledger.tracks.items():
             if count > 0 and (streams is None or stream in streams):

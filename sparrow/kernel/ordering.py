@@ -133,15 +133,23 @@ class Lanes:
 
     # Going out.
 
-    def take(self, count: int, consumer: str, homes: Collection[int] | None = None) -> list[int]:
-        """Up to ``count`` messages for a consumer: those of lanes that stick to it come first."""
+    def take(
+        self, count: int, consumer: str, homes: Collection[int] | None = None, gate: int | None = None
+    ) -> list[int]:
+        """Up to ``count`` messages for a consumer: those of lanes that stick to it come first. What ranks
+        above ``gate`` stays: something that is not here yet may go before it."""
         taken: list[int] = []
+        gated: list[Lane] = []
         for place in self._places(consumer, homes):
             levels = self._queues.get(place)
             for priority in sorted(levels, reverse=True) if levels else ():
-                self._drain(place, priority, count, consumer, taken)
+                self._drain(place, priority, count, consumer, taken, gate, gated)
                 if len(taken) >= count:
-                    return taken
+                    break
+            if len(taken) >= count:
+                break
+        for lane in gated:
+            self._queue(lane)
         return taken
 
     def finish(self, entries: Iterable[int]) -> None:
@@ -222,7 +230,16 @@ class Lanes:
             places = places[first:] + places[:first]
         return [consumer, *places] if consumer in self._queues else places
 
-    def _drain(self, place: Place, priority: int, count: int, consumer: str, taken: list[int]) -> None:
+    def _drain(
+        self,
+        place: Place,
+        priority: int,
+        count: int,
+        consumer: str,
+        taken: list[int],
+        gate: int | None,
+        gated: list[Lane],
+    ) -> None:
         levels = self._queues[place]
         queue = levels[priority]
         held, window = self._held, self._window
@@ -234,13 +251,17 @@ class Lanes:
             lane.place = None
             waiting, outstanding = lane.waiting, lane.outstanding
             while waiting and room > 0 and len(outstanding) < window and waiting[0] not in held:
+                if gate is not None and self._rank.get(waiting[0], 0) > gate:
+                    gated.append(lane)
+                    break
                 entry = waiting.popleft()
                 outstanding.append(entry)
                 taken.append(entry)
                 room -= 1
             if window > 1 and outstanding:
                 lane.consumer = consumer
-                self._queue(lane)
+                if not (gated and gated[-1] is lane):
+                    self._queue(lane)
         if not queue:
             levels.pop(priority, None)
             if not levels:

@@ -333,13 +333,16 @@ class Pool:
 
     # Going out.
 
-    def take(self, count: int, consumer: str, streams: Collection[StreamId] | None) -> Taken:
-        """Up to ``count`` messages for a consumer."""
+    def take(
+        self, count: int, consumer: str, streams: Collection[StreamId] | None, gate_us: int | None = None
+    ) -> Taken:
+        """Up to ``count`` messages for a consumer; in lanes over several streams, none published after
+        ``gate_us``."""
         if self.lanes is None:
             return self.ready.take(count, streams)
         homes = None if streams is None else {self._tracks[s].index for s in streams}
         share = count - min(self.ready.count, count // 2)
-        entries = self.lanes.take(share, consumer, homes)
+        entries = self.lanes.take(share, consumer, homes, gate_us)
         taken = self.by_stream(entries)
         if self.ready.count:
             taken += self.ready.take(count - len(entries), streams)

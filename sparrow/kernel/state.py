@@ -7,7 +7,7 @@ is no pool yet and the same code changes the ledger alone. What decides is in ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyroaring import BitMap64
@@ -31,6 +31,7 @@ class DeliveryState:
 
     __slots__ = (
         "_fence",
+        "_horizon",
         "_judge",
         "_ledger",
         "_parked",
@@ -49,6 +50,7 @@ class DeliveryState:
         self._session = session
         self._ledger = Ledger(subscription_id)
         self._fence = 0
+        self._horizon: Mapping[StreamId, int] | None = None
         self._pool: Pool | None = None
         self._judge: Judge | None = None
         self._parked: Parked | None = None

@@ -24,6 +24,7 @@ class Track:
     __slots__ = (
         "cursor",
         "expires",
+        "frontier_us",
         "index",
         "large",
         "passed",
@@ -44,6 +45,8 @@ class Track:
     def forget_volatile(self) -> None:
         """As after a crash: only the cursor is known."""
         self.read_offset = self.cursor.floor
+        self.frontier_us = -1
+        """When the last message that was read here had been published, as far as order needs it."""
         self.passed: BitMap64 | None = None
         self.settling: BitMap64 | None = None
         self.reread: BitMap64 | None = None

@@ -32,10 +32,6 @@ FILTERS = {
 """Filters, and the values of ``env`` that they let pass."""
 
 
-ORDERS_ACROSS_STREAMS = False
-"""Whether the order of a publisher, and the total order, are checked between streams too."""
-
-
 class Broken(AssertionError):
     """A promise is broken."""
 
@@ -292,8 +288,6 @@ class SubscriptionModel:
     def _is_before(self, record: Record, place: Place, item: Item) -> bool:
         if place.stream == item.place.stream:
             return place.offset < item.place.offset
-        if not ORDERS_ACROSS_STREAMS:
-            return False
         assert record.time_us is not None
         assert item.record.time_us is not None
         return record.time_us < item.record.time_us

@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-from sparrow.testing import simmodel
 from sparrow.testing.simulate import simulate, simulate_many
 
 SEEDS = int(os.environ.get("SPARROW_SIM_SEEDS", "1000"))
@@ -32,16 +31,3 @@ def test_a_seed_gives_the_same_run_again() -> None:
     first, again = simulate(7, is_traced=True), simulate(7, is_traced=True)
     assert first.trace
     assert first == again
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="one stream is read on while another one waits unread, so the order of a publisher and the "
-    "total order hold within each stream only (Courier._feed, Delivery.wanted)",
-)
-def test_the_order_of_a_publisher_and_the_total_order_hold_across_streams(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(simmodel, "ORDERS_ACROSS_STREAMS", True)
-    for seed in range(40):
-        assert "was handed over before" not in simulate(seed).complaint

@@ -102,3 +102,9 @@ def test_a_dead_letter_whose_source_is_not_done(monkeypatch: pytest.MonkeyPatch)
         lambda self, fact: None if isinstance(fact, facts.DeadLettered) else apply(self, fact),
     )
     assert _is_caught("dead letter")
+
+
+def test_an_order_that_holds_within_each_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Delivery, "gate_us", lambda self: None)
+    monkeypatch.setattr(Delivery, "set_horizon", lambda self, ends: None)
+    assert _is_caught("was handed over before")
