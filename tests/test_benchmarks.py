@@ -35,6 +35,16 @@ PROMISES = {
         "resident, embedded and idle",
         "resident, sparrow up and idle",
     },
+    "groups": {
+        "sticky assignment",
+        "sticky assignment, one joined",
+        "moved when one joins",
+        "moved when one leaves",
+        "pause of partitions that stay, cooperative",
+        "a rebalance, cooperative",
+        "one share of a shared group, round_robin",
+        "one share of a shared group, least_loaded",
+    },
 }
 
 

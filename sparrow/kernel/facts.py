@@ -163,6 +163,32 @@ class MessagesPassed(OffsetsFact, frozen=True, array_like=True, tag=12):
     """Filtered out or missing from the log; done without having been delivered."""
 
 
+class GroupAdvanced(Fact, frozen=True, array_like=True, tag=13):
+    """The group began a rebalance and is in this generation; lower ones are stale."""
+
+    generation: int
+    at_us: int
+    reason: str
+    members: tuple[str, ...]
+    """Who takes part, sorted. Told for people: after a restart a group has no members."""
+
+
+class OffsetCommitted(StreamFact, frozen=True, array_like=True, tag=14):
+    """A member noted that it is done with everything below ``offset``."""
+
+    offset: int
+    metadata: str
+    member: str
+    generation: int
+    at_us: int
+
+
+class OffsetsForgotten(Fact, frozen=True, array_like=True, tag=15):
+    """The group had no member for long; what was committed up to ``at_us`` is forgotten."""
+
+    at_us: int
+
+
 AnyFact = (
     MessagesAcked
     | AttemptsFailed
@@ -176,10 +202,13 @@ AnyFact = (
     | StreamAttached
     | StreamDetached
     | MessagesPassed
+    | GroupAdvanced
+    | OffsetCommitted
+    | OffsetsForgotten
 )
 
 
-TAG_NEWEST = 12
+TAG_NEWEST = 15
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyFact])
 

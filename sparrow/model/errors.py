@@ -134,6 +134,13 @@ class ReplayNotFound(NotFound):
     default_hint = "List the replays of the subscription."
 
 
+class MemberNotFound(NotFound):
+    """The group has no such member: it never joined, left, or was taken for dead."""
+
+    code = "MEMBER_NOT_FOUND"
+    default_hint = "Join the group again; what the member held is delivered to others."
+
+
 class AlreadyExists(SparrowError):
     """Something of this name exists, with other settings."""
 
@@ -198,6 +205,14 @@ class StaleAckId(SparrowError):
     default_hint = "Drop the message; it will be, or was, delivered again. Extend leases in time."
 
 
+class StaleGeneration(SparrowError):
+    """The group has moved on: the stream has another owner, or another process has the member's name."""
+
+    code = "STALE_GENERATION"
+    status = 409
+    default_hint = "Drop what you hold of it and join the group again for the present assignment."
+
+
 # Publishers.
 
 
@@ -249,6 +264,20 @@ class Backlogged(ResourceExhausted):
 
     code = "BACKLOGGED"
     default_hint = "The disk is slower than the publishers: publish less at once and try again."
+
+
+class PublishRejected(ResourceExhausted):
+    """The consumers of the topic are too far behind; ``retry_after_s`` says when to come again."""
+
+    code = "PUBLISH_REJECTED"
+    default_hint = "Wait for retry_after_s and publish again, or let the subscriptions catch up."
+
+
+class RateLimited(ResourceExhausted):
+    """A quota of the topic, the publisher or the token is used up; ``retry_after_s`` says until when."""
+
+    code = "RATE_LIMITED"
+    default_hint = "Wait for retry_after_s and try again, or raise the rate named here."
 
 
 # Storage.

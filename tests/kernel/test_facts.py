@@ -33,6 +33,9 @@ def every_fact() -> list[facts.Fact]:
         facts.StreamAttached(1, 2, 3, 0),
         facts.StreamDetached(1, 2, 3),
         facts.MessagesPassed(1, 2, 3, *some),
+        facts.GroupAdvanced(1, 4, 7, "joined", ("ann", "bob")),
+        facts.OffsetCommitted(1, 2, 3, 9, "half way", "ann", 4, 7),
+        facts.OffsetsForgotten(1, 7),
     ]
 
 

@@ -91,4 +91,11 @@ def test_errors_can_be_caught_by_what_they_mean() -> None:
 
 def test_only_what_may_pass_later_is_retryable() -> None:
     retryable = {kind.code for kind in ERRORS if kind.retryable}
-    assert retryable == {"RESOURCE_EXHAUSTED", "DEDUPE_WINDOW_FULL", "BACKLOGGED", "STORAGE_FULL"}
+    assert retryable == {
+        "RESOURCE_EXHAUSTED",
+        "DEDUPE_WINDOW_FULL",
+        "BACKLOGGED",
+        "PUBLISH_REJECTED",
+        "RATE_LIMITED",
+        "STORAGE_FULL",
+    }
