@@ -126,12 +126,12 @@ class Courier:
                 if found:
                     return found
                 continue
-            found = self._feed_from_memory(max_messages)
-            if found and self.delivery.deliverable >= max_messages:
+            is_fed = self._feed_from_memory(max_messages)
+            if is_fed and self.delivery.deliverable >= max_messages:
                 continue
             waiting = self._wait()
             try:
-                if await self._feed(max_messages) or found:
+                if await self._feed(max_messages) or is_fed:
                     continue
                 self.set_timer()
                 rest_s = until_s - clock.monotonic_s()

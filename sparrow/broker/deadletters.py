@@ -32,7 +32,7 @@ from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import Filter, parse_filter
 from sparrow.kernel.partition import partition_of
 from sparrow.kernel.pattern import parse_pattern
-from sparrow.kernel.replay import ReplaySelection, parse_selection
+from sparrow.kernel.replay import ReplayJob, ReplaySelection, parse_selection
 from sparrow.model.errors import (
     DataDamaged,
     InvalidArgument,
@@ -245,12 +245,15 @@ class DeadLetters:
     # Giving up.
 
     async def purge(self, courier: Courier, selection: dict[str, Any], dry_run: bool) -> int:
-        """Acks the letters in the hidden subscription; their copies go with the topic's retention."""
+        """Acks the letters in the hidden subscription; their copies go with the topic's retention. None is
+        purged when a replay that is under way still has to come to one of them."""
         hidden = self.hidden(courier)
         doomed: dict[StreamId, BitMap64] = {}
         chosen = parse_selection(selection)
-        async for stream, offset, _ in self.selected(courier, chosen, with_loops=True):
+        jobs = list(courier.delivery.replays.jobs.values())
+        async for stream, offset, letter in self.selected(courier, chosen, with_loops=True):
             doomed.setdefault(stream, BitMap64()).add(offset)
+            _refuse_awaited(jobs, stream, offset, letter)
         if not dry_run:
             decided = [facts.acked(hidden.subscription.id, s, offsets) for s, offsets in doomed.items()]
             await hidden.journal(decided)
@@ -348,3 +351,14 @@ def _letter(message: Message) -> DeadLetter:
         int(attributes.get(PREFIX + "at_us", "0")),
         deadletter.is_loop(attributes),
     )
+
+
+def _refuse_awaited(jobs: list[ReplayJob], stream: StreamId, offset: int, letter: DeadLetter) -> None:
+    for job in jobs:
+        attributes = letter.message.attributes
+        if job.is_ahead(stream, offset) and job.selection.takes(attributes, letter.dead_at_us):
+            raise PreconditionFailed(
+                f"the replay {job.replay_id!r} is under way and still has to come to some of these letters",
+                hint="Wait for it or abort it, then purge.",
+                replay_id=job.replay_id,
+            )

@@ -33,7 +33,8 @@ class Tracer:
         for courier in self._subscriptions:
             if place.stream in courier.streams:
                 is_selected = await self._is_selected(place, courier.subscription.id)
-                found.append(courier.delivery.trace(place, end, is_selected=is_selected))
+                where = courier.delivery.trace(place, end, is_selected=is_selected)
+                found.append(where._replace(subscription=courier.subscription.name))
         return found
 
     async def _is_selected(self, place: MessageId, subscription_id: int) -> bool:

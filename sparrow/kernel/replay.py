@@ -137,6 +137,11 @@ class ReplayJob(msgspec.Struct):
                 return StreamId(int(topic_id), int(partition)), position, end
         return None
 
+    def is_ahead(self, stream: StreamId, offset: int) -> bool:
+        """Whether the job is not over and still has to come to a place of a dead-letter stream."""
+        position, end = self.spans.get(f"{stream.topic_id}-{stream.partition}", (0, 0))
+        return self.status not in FINISHED and position <= offset < end
+
     def progress(self) -> float:
         """The share of the work that is done, 0 to 1."""
         if self.status is ReplayStatus.COMPLETED or self.total <= 0:

@@ -50,6 +50,8 @@ class Trace(NamedTuple):
     message_id: MessageId
     state: MessageState
     subscription_id: int = 0
+    subscription: str = ""
+    """Its name, as the shell knows it."""
     attempts: int = 0
     """Failed hand-overs."""
     consumer: str | None = None

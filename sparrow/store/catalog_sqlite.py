@@ -21,6 +21,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import LRUCache
 
 from sparrow.model.errors import (
     AlreadyExists,
@@ -62,6 +63,9 @@ _ERRORS: dict[int, type[SparrowError]] = {
     sqlite3.SQLITE_CONSTRAINT: PreconditionFailed,
 }
 
+_COMPILED: LRUCache[Any, Any] = LRUCache(500)
+"""Statements that were compiled, for all catalogs of the process."""
+
 
 def connect(path: Path) -> Connection:
     """The one connection to the catalog at ``path``, which is created empty when it is not there."""
@@ -69,7 +73,7 @@ def connect(path: Path) -> Connection:
         URL.create("sqlite", database=str(path)), poolclass=NullPool, isolation_level="AUTOCOMMIT"
     )
     event.listen(engine, "connect", _prepare)
-    return engine.connect()
+    return engine.connect().execution_options(compiled_cache=_COMPILED)
 
 
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:

@@ -557,6 +557,17 @@ async def test_purged_letters_are_gone_for_good(broker: Broker) -> None:
     assert await subscription.lag() == 0
 
 
+async def test_letters_that_a_replay_still_has_to_come_to_are_not_purged(broker: Broker) -> None:
+    subscription, ids = await buried(broker, b"a", b"b", b"c")
+    job = await subscription.dead_letters.replay(ids=ids[1:], rate_per_s=0.01)
+    with pytest.raises(errors.PreconditionFailed, match="under way"):
+        await subscription.dead_letters.purge()
+    assert await subscription.dead_letters.purge(ids=ids[:1]) == 1
+    await subscription.dead_letters.abort(job.replay_id)
+    assert await subscription.dead_letters.purge() >= 1
+    assert await listed(subscription) == []
+
+
 async def test_dry_run_of_a_purge_only_counts(broker: Broker) -> None:
     subscription, _ = await buried(broker, b"a", b"b")
     assert await subscription.dead_letters.purge(dry_run=True) == 2
