@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.model import limits
-from sparrow.model.errors import InvalidArgument, MessageTooLarge
+from sparrow.model.errors import DataDamaged, InvalidArgument, MessageTooLarge
 from sparrow.model.message import parse_message_id, to_us
 from sparrow.store import batch as batches
 
@@ -210,3 +211,24 @@ def _check_attribute_column(column: Any) -> None:
 
 def _chunks(column: Any) -> list[Any]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def open_body(body: batches.Body) -> pa.RecordBatch:
+    """The batch that a client encoded, checked as thoroughly as if every value had been given here."""
+    if google_crc32c.value(body.buffer) != body.crc:
+        raise InvalidArgument(
+            "the batch does not match its crc32c", hint="It was changed on its way; send again."
+        )
+    refused = [name for name in ("sequence", "original_id") if body.columns & batches.BIT[name]]
+    if refused or body.columns >> len(batches.BIT) or not body.columns & 1:
+        raise InvalidArgument(f"a batch may not have the columns {body.columns:#x}")
+    try:
+        batch = batches.decode(body.buffer, body.columns)
+        batch.validate(full=True)
+    except (DataDamaged, pa.ArrowException) as error:
+        raise InvalidArgument(f"the batch is not an Arrow batch of these columns: {error}") from error
+    if batch.num_rows != body.record_count:
+        raise InvalidArgument(f"the batch has {batch.num_rows} messages, not {body.record_count}")
+    check_batch(batch)
+    check_request_size(batch)
+    return batch

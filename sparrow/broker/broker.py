@@ -16,11 +16,15 @@ import pyarrow as pa
 
 from sparrow.broker import admission, chance, condition, logs
 from sparrow.broker.clock import Clock
-from sparrow.broker.courier import Services
 from sparrow.broker.deadletters import HIDDEN, DeadLetters
-from sparrow.broker.ingress import Ingress, ProducerId
+from sparrow.broker.feeding import Services
+from sparrow.broker.flow import Flow
+from sparrow.broker.groups import Groups
+from sparrow.broker.ingress import Encoded, Ingress, ProducerId
 from sparrow.broker.inorder import InOrder
+from sparrow.broker.lags import Lags
 from sparrow.broker.maintenance import Maintenance
+from sparrow.broker.member import BrokerMember
 from sparrow.broker.pages import Pages
 from sparrow.broker.positions import Positions
 from sparrow.broker.producer import Producer
@@ -28,13 +32,22 @@ from sparrow.broker.reading import READ_BYTES, Reading
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.settling import Settling
-from sparrow.broker.subscription import BrokerSubscription, DeadLetterBox
+from sparrow.broker.subscription import BrokerSubscription, DeadLetterBox, Desk
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.broker.tracing import Tracer
+from sparrow.kernel.lag import LagReport, TopicLag
 from sparrow.kernel.snapshot import Snapshot
 from sparrow.kernel.trace import Trace
-from sparrow.model.errors import BrokerClosed, InvalidArgument, InvalidName, SubscriptionNotFound, TopicInUse
+from sparrow.model.errors import (
+    BrokerClosed,
+    InvalidArgument,
+    InvalidName,
+    PreconditionFailed,
+    SubscriptionNotFound,
+    TopicInUse,
+)
+from sparrow.model.flow import ANYONE, FlowReport, RateLimit, Sender, parse_sender
 from sparrow.model.health import Health
 from sparrow.model.message import Message, Receipt, Receipts, StreamId
 from sparrow.model.names import parse_producer, parse_subscription
@@ -42,6 +55,7 @@ from sparrow.model.settings import Settings
 from sparrow.model.subscription import Subscription
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
+from sparrow.store.batch import Body
 from sparrow.store.local import LocalStore
 from sparrow.store.ports import Bounds, RecoveryReport, Store, StoreState
 
@@ -58,11 +72,13 @@ class Broker:
         self._topics = Topics(store, settings.topics, clock)
         self._repeats = Repeats(store, settings.dedupe)
         self._repeats.recover(store.recovered)
-        self._ingress = Ingress(store, self._topics, self._repeats, clock, self._arrived)
         self._reading = Reading(store, self._topics)
         self._pages = Pages(store)
         self._settling = Settling(store)
         self._subscriptions = Subscriptions(store, self._topics, clock, chance.session())
+        self._lags = Lags(store, self._topics, self._subscriptions, clock)
+        self._flow = Flow(store, self._topics, self._subscriptions, self._lags, clock, chance.jitter)
+        self._ingress = Ingress(store, self._topics, self._repeats, clock, self._arrived, self._flow)
         self._dead_letters = DeadLetters(
             store, self._topics, self._subscriptions, self._pages, self._settling, clock
         )
@@ -74,6 +90,17 @@ class Broker:
             store, self._topics, self._repeats, settings, clock, self._subscriptions
         )
         self._tracer = Tracer(store, self._topics, self._subscriptions, self._pages)
+        self._desk = Desk(
+            subscriptions=self._subscriptions,
+            dead_letters=self._dead_letters,
+            replays=self._replays,
+            positions=self._positions,
+            lags=self._lags,
+            groups=Groups(store, self._topics, clock, chance.jitter, chance.session()),
+            clock=clock,
+            jitter=chance.jitter,
+            member=BrokerMember,
+        )
         self._consumers = 0
         self._subscriptions.start(
             Services(
@@ -87,7 +114,7 @@ class Broker:
                 move_dead_letters=self._dead_letters.move,
             )
         )
-        self._topics.on_change = self._subscriptions.topic_changed
+        self._topics.on_change = self._changed
         self._topics.on_delete = self._deleted
 
     @classmethod
@@ -105,6 +132,8 @@ class Broker:
         await broker._positions.load()
         broker._replays.resume()
         broker._maintenance.start()
+        await broker._flow.load()
+        broker._lags.start()
         broker._log_recovery(store.recovered.report)
         return broker
 
@@ -112,6 +141,8 @@ class Broker:
         """Finishes what is under way, then closes the store. Closing twice is allowed."""
         if not self._is_closed:
             self._is_closed = True
+            await self._flow.stop()
+            await self._lags.stop()
             await self._maintenance.stop()
             await self._replays.stop()
             await self._dead_letters.stop()
@@ -136,7 +167,7 @@ class Broker:
 
     async def create_topic(self, name: str, *, partitions: int | None = None, **policy: Any) -> Topic:
         """A new topic. Options: durability, codec, retention_s, retention_bytes, retention_messages,
-        retain_until_acked, dedupe_window_s."""
+        retain_until_acked, dedupe_window_s, flow (a mapping of the fields of FlowPolicy)."""
         self._check_open()
         topic = await self._topics.create(name, partitions, policy)
         self._log.info("topic-created", "", topic=topic.name, partitions=topic.partitions)
@@ -151,7 +182,8 @@ class Broker:
         return list(self._topics)
 
     async def update_topic(self, name: str, *, partitions: int | None = None, **policy: Any) -> Topic:
-        """Changes options of a topic; partitions may grow."""
+        """Changes options of a topic; partitions may grow. ``flow`` may be given in part; ``flow=None``
+        takes its limits away."""
         self._check_open()
         return await self._topics.update(name, partitions, policy)
 
@@ -180,13 +212,18 @@ class Broker:
         deliver_at: datetime | float | None = None,
         idempotency_key: str | None = None,
         depends_on: Sequence[str] | None = None,
+        publisher: str | None = None,
+        priority_class: str | None = None,
+        token: str | None = None,
     ) -> Receipt:
-        """Stores one message; the receipt comes when it is as safe as the topic's durability says."""
+        """Stores one message; the receipt comes when it is as safe as the topic's durability says. Who
+        publishes matters where there are limits: ``priority_class`` is critical, normal or bulk."""
         self._check_open()
+        sender = parse_sender(publisher, priority_class, token)
         row = admission.check_row(
             data, key, attributes, event_time, priority, ttl_s, deliver_at, idempotency_key, depends_on
         )
-        return await self._ingress.publish(topic, row)
+        return await self._ingress.publish(topic, row, sender)
 
     async def publish_batch(
         self,
@@ -198,9 +235,13 @@ class Broker:
         event_times: Sequence[datetime | None] | None = None,
         priorities: Sequence[int | None] | None = None,
         idempotency_keys: Sequence[str | None] | None = None,
+        publisher: str | None = None,
+        priority_class: str | None = None,
+        token: str | None = None,
     ) -> Receipts:
         """Stores many messages, all or none; costs per batch, not per message."""
         self._check_open()
+        sender = parse_sender(publisher, priority_class, token)
         columns = {
             "key": keys,
             "attributes": attributes,
@@ -212,12 +253,21 @@ class Broker:
         batch = admission.values_to_batch(data, given)
         admission.check_batch(batch)
         admission.check_request_size(batch)
-        return await self._ingress.publish_batch(await self._topics.resolve(topic), batch)
+        return await self._ingress.publish_batch(await self._topics.resolve(topic), batch, sender=sender)
 
-    async def publish_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> Receipts:
+    async def publish_table(
+        self,
+        topic: str,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        publisher: str | None = None,
+        priority_class: str | None = None,
+        token: str | None = None,
+    ) -> Receipts:
         """Stores an Arrow table: a column ``data`` and any of the other message columns. A large table
         is stored as several batches, each whole or not at all."""
         self._check_open()
+        sender = parse_sender(publisher, priority_class, token)
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise InvalidArgument(
                 f"publish_table takes an Arrow table or record batch, not {type(table).__name__}",
@@ -225,19 +275,85 @@ class Broker:
             )
         chosen = batches.from_table(table)
         admission.check_batch(chosen)
-        return await self._ingress.publish_table(await self._topics.resolve(topic), chosen)
+        return await self._ingress.publish_table(await self._topics.resolve(topic), chosen, sender)
 
-    async def producer(self, name: str, *, hold_gaps_s: float | None = None) -> Producer:
+    async def publish_encoded(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        partition: int = -1,
+        partitions: int = 0,
+        producer: tuple[int, int] | None = None,
+        base_sequence: int | None = None,
+        sender: Sender = ANYONE,
+    ) -> Receipts:
+        """Stores a batch that a client encoded as the journal does (docs/format.md §3), its bytes untouched
+        when they belong to one partition. ``partitions`` is how many the client counted on."""
+        self._check_open()
+        found = await self._topics.resolve(topic)
+        batch = admission.open_body(body)
+        if partitions and partitions != found.partitions:
+            raise PreconditionFailed(
+                f"{topic!r} has {found.partitions} partitions, not {partitions}",
+                hint="Divide the messages anew.",
+                partitions=found.partitions,
+            )
+        if not -1 <= partition < found.partitions:
+            raise InvalidArgument(f"{topic!r} has no partition {partition}")
+        identity = None if producer is None else ProducerId(*producer)
+        encoded = Encoded(body, partition)
+        return await self._ingress.publish_batch(
+            found, batch, identity, base_sequence, sender, encoded=encoded
+        )
+
+    async def producer(
+        self,
+        name: str,
+        *,
+        hold_gaps_s: float | None = None,
+        priority_class: str | None = None,
+        token: str | None = None,
+    ) -> Producer:
         """A producer whose repeats are recognised; an earlier one of the same name is fenced off. With
         ``hold_gaps_s``, sequences that arrive out of order are held and stored in order, and a gap is
-        given up after that time."""
+        given up after that time. To flow control it is the publisher of its name."""
         self._check_open()
+        sender = parse_sender(parse_producer(name), priority_class, token)
         order = (
             None if hold_gaps_s is None else InOrder(self._ingress, self._repeats, self._clock, hold_gaps_s)
         )
         identity = ProducerId(*await self._store.open_producer(parse_producer(name)))
         self._repeats.open_epoch(*identity)
-        return Producer(name, identity, self._ingress, self._topics, self._repeats, order)
+        return Producer(name, identity, self._ingress, self._topics, self._repeats, order, sender)
+
+    # Flow control.
+
+    async def set_publisher_limits(self, publisher: str, **limits: Any) -> RateLimit:
+        """The quota of a publisher over all topics, from now on and after restarts. Options:
+        messages_per_s, bytes_per_s (``None`` is no limit), burst_s; those left out stay."""
+        self._check_open()
+        return await self._flow.set_limits("publisher", publisher, limits)
+
+    async def set_token_limits(self, token: str, **limits: Any) -> RateLimit:
+        """The same for all that is published with a token."""
+        self._check_open()
+        return await self._flow.set_limits("token", token, limits)
+
+    async def flow(self, topic: str) -> FlowReport:
+        """How a topic treats its publishers now, and what became of what they sent."""
+        self._check_open()
+        return self._flow.report(self._topics.get(topic))
+
+    async def lag(self) -> dict[str, LagReport]:
+        """The lag of every subscription, by name."""
+        self._check_open()
+        return await self._lags.all()
+
+    async def topic_lag(self, topic: str) -> TopicLag:
+        """How far the subscriptions of a topic are behind."""
+        self._check_open()
+        return await self._lags.report_topic(self._topics.get(topic))
 
     # Subscriptions.
 
@@ -286,16 +402,7 @@ class Broker:
 
     def _handle(self, name: str) -> BrokerSubscription:
         self._consumers += 1
-        return BrokerSubscription(
-            name,
-            f"consumer-{self._consumers}",
-            self._subscriptions,
-            self._dead_letters,
-            self._replays,
-            self._positions,
-            self._clock,
-            chance.jitter,
-        )
+        return BrokerSubscription(name, f"consumer-{self._consumers}", self._desk)
 
     # Reading.
 
@@ -347,8 +454,14 @@ class Broker:
         """What opening did and found."""
         return self._store.recovered.report
 
+    async def _changed(self, topic: Topic) -> None:
+        """Whoever goes by a topic's options or partitions hears of them."""
+        self._flow.topic_changed(topic)
+        await self._subscriptions.topic_changed(topic)
+
     async def _deleted(self, topic: Topic) -> None:
         """Whoever remembers something of a topic forgets it."""
+        self._flow.topic_deleted(topic)
         await self._subscriptions.topic_deleted(topic)
         self._repeats.forget_topic(topic.id)
         self._pages.forget_topic(topic.id)

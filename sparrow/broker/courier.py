@@ -10,71 +10,107 @@ for a due retry, or for its own timeout. Nothing is read for a subscription that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sparrow.broker import logs
-from sparrow.broker.clock import Clock
+from sparrow.broker.feeding import Feeding, Services
 from sparrow.broker.handover import deliveries
-from sparrow.broker.pages import Page, Pages
-from sparrow.broker.settling import Settling
-from sparrow.broker.topics import Topics
+from sparrow.broker.pages import Page
+from sparrow.broker.watch import Watch
 from sparrow.kernel.delivery import Delivery
-from sparrow.kernel.exchange import Arrival, HandOver, Refusal, Settled, Wish
-from sparrow.kernel.facts import Fact
+from sparrow.kernel.exchange import HandOver, Refusal, Run, Settled
+from sparrow.kernel.facts import AttemptsFailed, Fact, FailureKind
 from sparrow.kernel.filter import Filter
-from sparrow.kernel.filterset import FilterSet
-from sparrow.kernel.poison import LARGE_BYTES
+from sparrow.kernel.pace import Deadline
 from sparrow.kernel.schedule import NEVER_US
-from sparrow.model.errors import DataDamaged, OffsetOutOfRange, SparrowError, TopicNotFound
-from sparrow.model.message import Delivered, StreamId, parse_message_id
+from sparrow.model.errors import SparrowError
+from sparrow.model.message import Delivered, StreamId
 from sparrow.model.subscription import Guarantee, Ordering, Subscription
-from sparrow.store.ports import Store
 
 _TICK_S = 0.01
 """Time between two ticks at least: what is due and cannot be done yet, because the journal is frozen or a
 move of dead letters is under way, is tried again soon and not at once."""
-_PAGES_AT_ONCE = 32
-"""Pages read for one request at most: messages published one by one fill a pull, and a filter that lets
-little through does not keep a consumer from the little that was found."""
 
 
-class Services(NamedTuple):
-    """What couriers share."""
+class Seat(Protocol):
+    """How a member of a group takes part in a pull."""
 
-    store: Store
-    topics: Topics
-    pages: Pages
-    settling: Settling
-    clock: Clock
-    jitter: Callable[[], float]
-    filters: Callable[[int], FilterSet]
-    """The filters of all subscriptions of a topic."""
-    move_dead_letters: Callable[[Courier], None]
-    """Starts to move what is due to the dead-letter topic."""
+    def grant(self, wanted: int) -> tuple[int, Collection[StreamId] | None]:
+        """How many messages it may take now, and of which streams; ``None`` is all."""
+
+    def room(self, wanted: int) -> int:
+        """How many messages are worth reading for it."""
+
+    def served(self, count: int) -> None:
+        """It was handed so many."""
 
 
-class Courier:
+class Membership(Protocol):
+    """The group of a subscription, as far as its courier knows it."""
+
+    def applied(self, found: Sequence[Fact]) -> None: ...
+
+    def abandoned(self, found: Sequence[Fact]) -> None: ...
+
+    def settled(self, decided: Settled) -> None: ...
+
+    def streams_changed(self) -> None: ...
+
+    def moved(self, courier: Courier) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Portion(NamedTuple):
+    """Messages of one run that lie in one page."""
+
+    run: Run
+    topic: str
+    rows: pa.RecordBatch
+    page: Page
+
+
+class Ends(Sequence[Any]):
+    """As many messages as some portions hold, of which only the first and the last are looked at."""
+
+    def __init__(self, portions: list[Portion]) -> None:
+        self._portions = portions
+        self._size: int = sum(portion.rows.num_rows for portion in portions)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: Any) -> Any:
+        portion = self._portions[0 if place == 0 else -1]
+        return Moment(portion.rows.column("publish_time")[place].value)
+
+
+class Moment(NamedTuple):
+    """When a message was published."""
+
+    publish_time_us: int
+
+
+class Courier(Feeding):
     """One subscription at work."""
 
     __slots__ = (
         "__weakref__",
-        "_feeding",
-        "_services",
         "_timer",
         "_timer_at_us",
         "_waiting",
         "as_of",
-        "delivery",
-        "filter",
+        "deadline",
+        "group",
         "is_dirty",
         "is_moving",
         "is_stopped",
-        "skipped",
         "streams",
-        "subscription",
         "successor",
         "unconfirmed",
     )
@@ -82,9 +118,7 @@ class Courier:
     def __init__(
         self, subscription: Subscription, delivery: Delivery, chosen: Filter | None, services: Services
     ) -> None:
-        self.subscription = subscription
-        self.delivery = delivery
-        self.filter = chosen
+        super().__init__(subscription, delivery, chosen, services)
         self.as_of = 0
         """The log sequence number of the last fact that was applied."""
         self.is_dirty = False
@@ -94,16 +128,18 @@ class Courier:
         """Who took over; facts that were on their way then are its business."""
         self.is_moving = False
         """Whether dead letters are being moved."""
-        self.skipped = 0
-        """Messages that could not be delivered because the log no longer holds them whole."""
         self.streams: set[StreamId] = set(delivery.streams)
-        self._services = services
-        self._feeding: asyncio.Lock | None = None
         self._waiting: set[asyncio.Future[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_us = NEVER_US
         self.unconfirmed: set[asyncio.Future[None]] = set()
         """Settlements on their way to the journal that nobody waits for."""
+        self.group: Membership | None = None
+        """Who shares the subscription; made when the first member joins."""
+        self.deadline: Deadline | None = None
+        """How long leases last when that follows from how long the work takes."""
+        if subscription.policy.adaptive_deadline:
+            self.deadline = Deadline(subscription.policy.ack_deadline_s)
 
     def __repr__(self) -> str:
         return f"<Courier {self.subscription.name!r}>"
@@ -114,29 +150,74 @@ class Courier:
 
     # Handing over.
 
-    async def pull(self, consumer: str, max_messages: int, timeout_s: float, owner: Any) -> list[Delivered]:
+    async def pull(
+        self,
+        consumer: str,
+        max_messages: int,
+        timeout_s: float,
+        owner: Any,
+        *,
+        seat: Seat | None = None,
+        max_bytes: int | None = None,
+    ) -> list[Delivered]:
         """Up to ``max_messages`` for a consumer; waits up to ``timeout_s`` for the first. Returns early,
         with nothing, when the courier is stopped."""
+        until_s = self._services.clock.monotonic_s() + timeout_s
+        while (over := await self._obtain(consumer, max_messages, until_s, seat)) is not None:
+            found: list[Delivered] = []
+            for run, topic, rows, page in await self._portions(over):
+                found += deliveries(rows, page.contents(rows), run, topic, owner, page.published_at_us)
+            found = self._in_order(found) if len(over.runs) > 1 else found
+            found = found if max_bytes is None else self._cut(found, max_bytes)
+            if found:
+                self._note_hand_over(consumer, over, found)
+                return found
+        return []
+
+    async def pull_portions(
+        self,
+        consumer: str,
+        max_messages: int,
+        timeout_s: float,
+        *,
+        seat: Seat | None = None,
+        max_bytes: int | None = None,
+    ) -> list[Portion]:
+        """The same as columns, one portion a run and page; bytes are cut between messages."""
+        until_s = self._services.clock.monotonic_s() + timeout_s
+        while (over := await self._obtain(consumer, max_messages, until_s, seat)) is not None:
+            found = await self._portions(over)
+            if max_bytes is not None and self.subscription.policy.guarantee is not Guarantee.AT_MOST_ONCE:
+                found = self._cut_portions(found, max_bytes)
+            if found:
+                self._note_hand_over(consumer, over, Ends(found))
+                return found
+        return []
+
+    async def _obtain(
+        self, consumer: str, max_messages: int, until_s: float, seat: Seat | None
+    ) -> HandOver | None:
+        """Leased messages; None when there are none in time."""
         clock = self._services.clock
-        until_s = clock.monotonic_s() + timeout_s
         while not self.is_stopped:
-            over = self.delivery.lease(consumer, max_messages, clock.now_us())
+            count, streams = (max_messages, None) if seat is None else seat.grant(max_messages)
+            over = self._lease(consumer, count, streams)
+            if seat is not None and count:
+                seat.served(over.size)
             if over.runs:
-                found = await self._hand_over(over, owner)
-                if found:
-                    return found
-                continue
-            is_fed = self._feed_from_memory(max_messages)
-            if is_fed and self.delivery.deliverable >= max_messages:
+                return over
+            demand = max_messages if seat is None else seat.room(max_messages)
+            is_fed = self._feed_from_memory(demand, streams)
+            if is_fed and self._deliverable(streams) >= demand:
                 continue
             waiting = self._wait()
             try:
-                if await self._feed(max_messages) or is_fed:
+                if await self._feed(demand, streams) or is_fed:
                     continue
                 self.set_timer()
                 rest_s = until_s - clock.monotonic_s()
                 if rest_s <= 0:
-                    return []
+                    return None
                 alarm = asyncio.get_running_loop().call_later(rest_s, _set, waiting)
                 try:
                     await waiting
@@ -144,12 +225,20 @@ class Courier:
                     alarm.cancel()
             finally:
                 self._stop_waiting(waiting)
-        return []
+        return None
 
-    async def _hand_over(self, over: HandOver, owner: Any) -> list[Delivered]:
+    def _lease(self, consumer: str, count: int, streams: Collection[StreamId] | None) -> HandOver:
+        if count <= 0:
+            return HandOver([], [])
+        deadline_s = None if self.deadline is None else self.deadline.ack_deadline_s
+        now_us = self._services.clock.now_us()
+        return self.delivery.lease(consumer, count, now_us, deadline_s=deadline_s, streams=streams)
+
+    async def _portions(self, over: HandOver) -> list[Portion]:
+        """What was leased, as rows of the log; facts of the hand-over go into the journal first."""
         if over.facts:
             await self.journal(over.facts)
-        found: list[Delivered] = []
+        found: list[Portion] = []
         try:
             for run in over.runs:
                 topic = self._services.topics.find(run.stream.topic_id)
@@ -166,8 +255,7 @@ class Courier:
                         self._give_up(run.stream, offsets[place : place + 1])
                         place += 1
                         continue
-                    rows = page.rows(offsets[place : place + count])
-                    found += deliveries(rows, page.contents(rows), run, topic.name, owner)
+                    found.append(Portion(run, topic.name, page.rows(offsets[place : place + count]), page))
                     place += count
         except BaseException:
             for run in over.runs:
@@ -175,7 +263,49 @@ class Courier:
             raise
         if over.runs[0].deadline_us < self._timer_at_us:
             self.set_timer()
-        return self._in_order(found) if len(over.runs) > 1 else found
+        return found
+
+    def _cut_portions(self, found: list[Portion], max_bytes: int) -> list[Portion]:
+        """As many messages as fit, at least one; the others are ready again and were never tried."""
+        kept: list[Portion] = []
+        size = 0
+        for portion in found:
+            rows = portion.rows
+            lengths = pc.binary_length(rows.column("data")).fill_null(0)
+            total = pc.sum(lengths).as_py() or 0
+            count = rows.num_rows
+            if size + total > max_bytes:
+                room = max_bytes - size
+                count = sum(each <= room for each in pc.cumulative_sum(lengths).to_pylist())
+                count = max(count, 0 if kept else 1)
+            size += total
+            if count:
+                kept.append(portion._replace(rows=rows.slice(0, count)))
+            back = rows.column("offset").slice(count).to_pylist()
+            if back:
+                self.delivery.give_back(portion.run.stream, BitMap64(back))
+        self.wake()
+        return kept
+
+    def _cut(self, found: list[Delivered], max_bytes: int) -> list[Delivered]:
+        """As many as fit, at least one; the others are ready again and were never tried."""
+        if self.subscription.policy.guarantee is Guarantee.AT_MOST_ONCE:
+            return found  # They are acked already: taking them back would lose them.
+        size, count = 0, 0
+        for message in found:
+            size += len(message.data or b"")
+            if count and size > max_bytes:
+                break
+            count += 1
+        back: dict[StreamId, BitMap64] = {}
+        for message in found[count:]:
+            stream = StreamId(message.topic_id, message.partition)
+            back.setdefault(stream, BitMap64()).add(message.offset)
+        for stream, offsets in back.items():
+            self.delivery.give_back(stream, offsets)
+        if back:
+            self.wake()
+        return found[:count]
 
     def _in_order(self, found: list[Delivered]) -> list[Delivered]:
         """Over several streams a window hands out runs; their messages belong in the order of their lane."""
@@ -185,13 +315,11 @@ class Courier:
             found.sort(key=lambda m: (m.publish_time_us, places[StreamId(m.topic_id, m.partition)], m.offset))
         return found
 
-    async def _page(self, stream: StreamId, offset: int) -> Page | None:
-        """The page that holds exactly this message; None when it can no longer be read."""
-        try:
-            page = await self._services.pages.at(stream, offset)
-        except (DataDamaged, OffsetOutOfRange, TopicNotFound):
-            return None
-        return page if page is not None and page.first_offset <= offset else None
+    def _note_hand_over(self, consumer: str, over: HandOver, found: Sequence[Any]) -> None:
+        if self.watch is None:
+            self.watch = Watch()
+        is_for_good = self.subscription.policy.guarantee is Guarantee.AT_MOST_ONCE
+        self.watch.handed_over(consumer, over.runs, found, self._services.clock.now_us(), is_for_good)
 
     def _give_up(self, stream: StreamId, offsets: Sequence[int]) -> None:
         """Retention or damage took the message between its lease and its hand-over."""
@@ -201,124 +329,6 @@ class Courier:
         )
         self.submit(self.delivery.ack_offsets(stream, BitMap64(offsets)).facts)
 
-    # Reading.
-
-    def _feed_from_memory(self, demand: int) -> bool:
-        """Takes in a page of each stream that somebody has read already, as a wide fan-out finds it; False
-        when there is none."""
-        self._set_horizon()
-        found = False
-        for wish in self.delivery.wanted(demand):
-            page = self._services.pages.held(wish.stream, wish.start_offset)
-            if page is not None:
-                self._take_in(page, wish.start_offset, wish.max_messages)
-                found = True
-        return found
-
-    def _set_horizon(self) -> None:
-        if self.delivery.is_merged:
-            bounds = self._services.store.bounds
-            topics = self._services.topics
-            streams = [s for s in self.delivery.streams if topics.find(s.topic_id) is not None]
-            self.delivery.set_horizon({stream: bounds(stream).end_offset for stream in streams})
-
-    async def _feed(self, demand: int) -> bool:
-        """Reads on for consumers; False when there is nothing new."""
-        if self._feeding is None:
-            self._feeding = asyncio.Lock()
-        async with self._feeding:
-            self._set_horizon()
-            pages = 0
-            while pages < _PAGES_AT_ONCE:
-                before = pages
-                for wish in self.delivery.wanted(demand):
-                    pages += await self._read(wish)
-                    if self.delivery.deliverable >= demand:
-                        return True
-                if pages == before:
-                    break
-            return pages > 0
-
-    async def _read(self, wish: Wish) -> bool:
-        services = self._services
-        try:
-            bounds = services.store.bounds(wish.stream)
-            start = max(wish.start_offset, bounds.start_offset)
-            if start >= bounds.end_offset:
-                return self._pass_gap(wish, start)
-            page = await services.pages.at(wish.stream, start)
-        except TopicNotFound:
-            return False
-        except OffsetOutOfRange:
-            return True  # Retention moved the start meanwhile; the next look starts there.
-        except DataDamaged as damage:
-            return self._pass_damage(wish, damage)
-        if page is None:
-            return False
-        self._pass_gap(wish, max(start, page.first_offset))
-        self._take_in(page, start, wish.max_messages)
-        return True
-
-    def _take_in(self, page: Page, start: int, limit: int) -> None:
-        self.delivery.offer(self._arrival(page, start, limit), self._services.clock.now_us())
-
-    def _pass_damage(self, wish: Wish, damage: DataDamaged) -> bool:
-        end = int(damage.details.get("end_offset", 0))
-        if end <= wish.start_offset:
-            raise damage
-        self.skipped += end - wish.start_offset
-        logs.get("delivery").error(
-            "damage-skipped", str(damage), subscription=self.subscription.name, end_offset=end
-        )
-        return self._pass_gap(wish, end)
-
-    def _pass_gap(self, wish: Wish, end: int) -> bool:
-        """The log holds nothing from the wish up to ``end``; False when there is no such gap."""
-        if end <= wish.start_offset:
-            return False
-        gap = Arrival(stream=wish.stream, first_offset=wish.start_offset, end_offset=end, selected=BitMap64())
-        self.delivery.offer(gap, self._services.clock.now_us())
-        return True
-
-    def _arrival(self, page: Page, start: int, limit: int) -> Arrival:
-        first = max(start, page.first_offset)
-        end = min(page.end_offset, first + limit)
-        needs = self.delivery.needs
-        columns: dict[str, Any] = {}
-        if "keys" in needs:
-            columns["keys"] = page.values("key", first)
-        if "publishers" in needs:
-            columns["publishers"] = page.values("producer_id", first)
-        if "published_at_us" in needs:
-            columns["published_at_us"] = page.values("publish_time", first)
-        columns = {name: values and values[: end - first] for name, values in columns.items()}
-        if not page.is_plain:
-            sparse = {
-                "priority": page.sparse("priority"),
-                "deliver_at_us": page.sparse("deliver_at"),
-                "expires_at_us": page.expiries(),
-                "depends_on": _parsed(page.sparse("depends_on")),
-            }
-            columns.update({name: _clip(found, first, end) for name, found in sparse.items() if found})
-        return Arrival(
-            stream=page.stream,
-            first_offset=first,
-            end_offset=end,
-            selected=self._selected(page, first, end),
-            large=page.large(LARGE_BYTES) if "large" in needs else None,
-            **columns,
-        )
-
-    def _selected(self, page: Page, first: int, end: int) -> BitMap64 | None:
-        if self.filter is None:
-            chosen = page.offsets(first, end)
-        else:
-            chosen = page.selected(self.filter, self._services.filters(page.stream.topic_id))
-        mine = page.meant_for(self.subscription.name)
-        if mine is None:
-            return chosen
-        return mine if chosen is None else chosen & mine
-
     # Settling.
 
     async def settle(
@@ -326,6 +336,7 @@ class Courier:
     ) -> list[Refusal]:
         """Journals a decision; waits for the disk when the caller wants it confirmed. When nobody waits and
         the journal refuses, the first error is left in ``losses``."""
+        self._measure(settled)
         if settled.facts:
             future = self.submit(settled.facts)
             if is_confirmed or self.subscription.policy.guarantee is Guarantee.EXACTLY_ONCE:
@@ -334,6 +345,15 @@ class Courier:
                 self.unconfirmed.add(future)
                 future.add_done_callback(lambda done: self._note_outcome(done, losses))
         return settled.refused
+
+    def _measure(self, settled: Settled) -> None:
+        if self.group is not None:
+            self.group.settled(settled)
+        if self.deadline is not None:
+            now_us = self._services.clock.now_us()
+            for outcome in settled.outcomes:
+                if outcome.is_success:
+                    self.deadline.processed(now_us - outcome.taken_at_us)
 
     def _note_outcome(self, done: asyncio.Future[None], losses: list[BaseException] | None) -> None:
         self.unconfirmed.discard(done)
@@ -364,12 +384,16 @@ class Courier:
             self.delivery.apply(fact)
         self.as_of = lsn
         self.is_dirty = True
+        if self.group is not None:
+            self.group.applied(facts)
         self.wake()
         self.set_timer()
         self._services.move_dead_letters(self)
 
     def _abandon(self, facts: Sequence[Fact]) -> None:
         self.delivery.abandon(facts)
+        if self.group is not None:
+            self.group.abandoned(facts)
         self.wake()
 
     # Waking up.
@@ -409,14 +433,23 @@ class Courier:
         self._timer_at_us = NEVER_US
         facts = self.delivery.expire(self._services.clock.now_us(), self._services.jitter())
         if facts:
+            self._note_timeouts(facts)
             self.submit(facts)
         self._services.move_dead_letters(self)
         self.wake()
         self.set_timer()
 
+    def _note_timeouts(self, found: Sequence[Fact]) -> None:
+        if self.deadline is not None:
+            for fact in found:
+                if isinstance(fact, AttemptsFailed) and fact.kind is FailureKind.TIMED_OUT:
+                    self.deadline.timed_out()
+
     def stop(self) -> None:
         """The broker closes, or the subscription has gone or changed: nobody waits here any longer."""
         self.is_stopped = True
+        if self.group is not None and self.successor is None:
+            self.group.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -440,13 +473,3 @@ def _count_below(offsets: Sequence[int], place: int, end: int) -> int:
     while place + count < len(offsets) and offsets[place + count] < end:
         count += 1
     return count
-
-
-def _clip(values: dict[int, Any], first: int, end: int) -> dict[int, Any] | None:
-    return {offset: value for offset, value in values.items() if first <= offset < end} or None
-
-
-def _parsed(found: Any) -> dict[int, Any] | None:
-    if found is None:
-        return None
-    return {offset: [parse_message_id(text) for text in ids] for offset, ids in found.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +33,7 @@ from sparrow.kernel.filter import Filter, parse_filter
 from sparrow.kernel.partition import partition_of
 from sparrow.kernel.pattern import parse_pattern
 from sparrow.kernel.replay import ReplayJob, ReplaySelection, parse_selection
+from sparrow.model.deadletter import DeadLetter
 from sparrow.model.errors import (
     DataDamaged,
     InvalidArgument,
@@ -51,19 +52,6 @@ from sparrow.store.ports import BatchDraft, LogBatch, Store
 HIDDEN = "~dlq"
 _RETRY_S = 5.0
 _MOVES_AT_ONCE = 100
-
-
-class DeadLetter(NamedTuple):
-    """One dead letter: the copy of the message, and what is known of its failure."""
-
-    message: Message
-    message_id: str
-    topic: str
-    reason: str
-    attempts: int
-    last_error: str
-    dead_at_us: int
-    is_loop: bool
 
 
 class DeadLetters:

@@ -36,10 +36,12 @@ class BatchLot:
 class LeasedLot(BatchLot):
     """A batch of which a consumer holds some messages; ``owner`` is whom they are settled with."""
 
-    __slots__ = ("_run", "lease", "owner")
+    __slots__ = ("_run", "lease", "owner", "published_at_us")
 
-    def __init__(self, batch: pa.RecordBatch, topic: str, run: Run, owner: Any) -> None:
+    def __init__(self, batch: pa.RecordBatch, topic: str, run: Run, owner: Any, published_at_us: int) -> None:
         super().__init__(batch, topic, run.stream)
+        self.published_at_us = published_at_us
+        """About when its messages were published: good enough for their lag, and at hand."""
         self._run = run
         self.lease = run.head
         self.owner = owner
@@ -63,10 +65,15 @@ def messages(batch: LogBatch, topic: str, limit: int | None = None) -> list[Mess
 
 
 def deliveries(
-    rows: pa.RecordBatch, found: Iterable[Contents], run: Run, topic: str, owner: Any
+    rows: pa.RecordBatch,
+    found: Iterable[Contents],
+    run: Run,
+    topic: str,
+    owner: Any,
+    published_at_us: int,
 ) -> list[Delivered]:
     """The messages of a leased run; ``found`` are the contents of the rows."""
-    lot = LeasedLot(rows, topic, run, owner)
+    lot = LeasedLot(rows, topic, run, owner, published_at_us)
     return [Delivered(lot, row, *values) for row, values in enumerate(found)]
 
 

@@ -8,13 +8,15 @@ not at all: its pieces are one atomic chain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sparrow.broker import admission
 from sparrow.broker.clock import Clock
+from sparrow.broker.flow import Flow, Gate
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.singles import Singles
 from sparrow.broker.topics import Topics
@@ -22,10 +24,12 @@ from sparrow.kernel import dedupe
 from sparrow.kernel.dedupe import KeyWindow, Request, Stored
 from sparrow.kernel.partition import partitions_of
 from sparrow.model.errors import InvalidArgument, SparrowError
+from sparrow.model.flow import ANYONE, Sender
 from sparrow.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from sparrow.model.message import Receipt, Receipts, Run, StreamId
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
+from sparrow.store.batch import Body
 from sparrow.store.ports import BatchDraft, Commit, Store
 
 _TABLE_WINDOW = 8  # batches of a table on their way at once: enough to keep the disk busy
@@ -44,6 +48,15 @@ class _Piece(NamedTuple):
     partition: int
     batch: pa.RecordBatch
     rows: Sequence[int] | None
+    body: Body | None = None
+    """Its bytes, when a client sent them as the journal stores them."""
+
+
+class Encoded(NamedTuple):
+    """A batch as a client sent it: the bytes to store, and where to; -1 is for the broker to choose."""
+
+    body: Body
+    partition: int
 
 
 class Ingress:
@@ -56,22 +69,29 @@ class Ingress:
         repeats: Repeats,
         clock: Clock,
         arrived: Callable[[StreamId], None],
+        flow: Flow,
     ) -> None:
         self._store = store
         self._topics = topics
         self._repeats = repeats
         self._clock = clock
         self._arrived = arrived
+        self._flow = flow
         self._singles = Singles(store, arrived)
         self._turn = 0
 
-    async def publish(self, topic_name: object, row: admission.Row) -> Receipt:
+    async def publish(self, topic_name: object, row: admission.Row, sender: Sender = ANYONE) -> Receipt:
         """One message."""
         topic = await self._topics.resolve(topic_name)
-        if row[7] is None:
+        if row[7] is not None:
+            return (await self.publish_batch(topic, admission.rows_to_batch([row]), sender=sender))[0]
+        gate = self._flow.gate(topic, sender)
+        if gate is None:
             return await self._singles.add(topic, row)
-        receipts = await self.publish_batch(topic, admission.rows_to_batch([row]))
-        return receipts[0]
+        if not await gate.admit_one(len(row[0] or b""), row[4], sender):
+            return Receipt.dropped(topic.name)
+        with gate.storing(1):
+            return await self._singles.add(gate.topic, row)
 
     async def publish_batch(
         self,
@@ -79,43 +99,83 @@ class Ingress:
         batch: pa.RecordBatch,
         producer: ProducerId | None = None,
         base_sequence: int | None = None,
+        sender: Sender = ANYONE,
+        *,
+        is_admitted: bool = False,
+        encoded: Encoded | None = None,
     ) -> Receipts:
-        """One batch in publish form, checked already."""
+        """One batch in publish form, checked already. A producer without a sequence takes the next one."""
         has_keys = "idempotency_key" in batch.schema.names
+        gate = None if is_admitted else self._flow.gate(topic, sender)
         if producer is not None:
             if has_keys:
                 raise InvalidArgument("a producer's sequence and idempotency keys exclude each other")
-            assert base_sequence is not None
-            return await self._publish_sequence(topic, batch, producer, base_sequence)
+            return await self._publish_sequence(topic, batch, producer, base_sequence, gate, sender, encoded)
         if has_keys:
-            return await self._publish_keyed(topic, batch)
-        pieces = self._split(topic, batch)
+            return await self._publish_keyed(topic, batch, gate, sender)
+        if gate is None:
+            return await self._publish_plain(topic, batch, encoded)
+        kept = await gate.admit(batch, sender)
+        chosen = batch if kept is None else batch.filter(kept)
+        with gate.storing(chosen.num_rows):
+            if kept is None:
+                return await self._publish_plain(gate.topic, batch, encoded)
+            found = Receipts(topic.name, topic.id, [], [])
+            if chosen.num_rows:
+                found = await self._publish_plain(gate.topic, chosen)
+            return found.spread(_spread(kept))
+
+    async def _publish_plain(
+        self, topic: Topic, batch: pa.RecordBatch, encoded: Encoded | None = None
+    ) -> Receipts:
+        pieces = self._split(topic, batch, encoded)
         commit = await self._append(topic, [self._draft(topic, piece) for piece in pieces])
         return _receipts(topic, pieces, commit, batch.num_rows)
 
-    async def publish_table(self, topic: Topic, table: pa.Table) -> Receipts:
+    async def publish_table(self, topic: Topic, table: pa.Table, sender: Sender = ANYONE) -> Receipts:
         """A table of any size, as many batches, some of them on their way together, in order."""
         pieces, parts = cut(table), []
         for start in range(0, len(pieces), _TABLE_WINDOW):
-            some = [self.publish_batch(topic, piece) for piece in pieces[start : start + _TABLE_WINDOW]]
+            window = pieces[start : start + _TABLE_WINDOW]
+            some = [self.publish_batch(topic, piece, sender=sender) for piece in window]
             parts += await asyncio.gather(*some)
         return _joined(topic, parts)
+
+    async def admit_ahead(self, topic: Topic, batch: pa.RecordBatch, sender: Sender) -> None:
+        """Passes flow control now for a batch that is published later, with ``is_admitted``."""
+        gate = self._flow.gate(topic, sender)
+        if gate is not None:
+            await gate.admit_whole(batch, sender)
 
     # A producer's sequence.
 
     async def _publish_sequence(
-        self, topic: Topic, batch: pa.RecordBatch, producer: ProducerId, base_sequence: int
+        self,
+        topic: Topic,
+        batch: pa.RecordBatch,
+        producer: ProducerId,
+        base_sequence: int | None,
+        gate: Gate | None,
+        sender: Sender,
+        encoded: Encoded | None,
     ) -> Receipts:
         repeats, count = self._repeats, batch.num_rows
         repeats.check_epoch(*producer)
         ledger = repeats.ledger(producer.id, topic.id)
+        if gate is not None and not ledger.is_behind(base_sequence):
+            # Before the sequence is taken, and from there without a pause: so they stay dense.
+            await gate.admit_whole(batch, sender)
+            topic = gate.topic
+            repeats.check_epoch(*producer)
+        if base_sequence is None:
+            base_sequence = ledger.expected or 0
         mark = (producer.id, topic.id, base_sequence)
         if ledger.is_on_its_way(base_sequence) and mark in repeats.requests_on_their_way:
             await asyncio.shield(repeats.requests_on_their_way[mark])
         known = ledger.find(producer.epoch, base_sequence, count)
         if known is not None:
             return _repeated(topic, known)
-        pieces = self._split(topic, batch)
+        pieces = self._split(topic, batch, encoded)
         drafts = [self._sequenced(topic, piece, producer, base_sequence, len(pieces) > 1) for piece in pieces]
         ledger.reserve(base_sequence, count)
         repeats.requests_on_their_way[mark] = asyncio.get_running_loop().create_future()
@@ -151,10 +211,18 @@ class Ingress:
 
     # Idempotency keys.
 
-    async def _publish_keyed(self, topic: Topic, batch: pa.RecordBatch) -> Receipts:
+    async def _publish_keyed(
+        self, topic: Topic, batch: pa.RecordBatch, gate: Gate | None, sender: Sender
+    ) -> Receipts:
         repeats = self._repeats
         window = await repeats.window(topic, self._clock.now_us())
         keys = batch.column("idempotency_key").to_pylist()
+        if gate is not None:
+            now_us = self._clock.now_us()
+            fresh_count = sum(_known(window, key, now_us) is None for key in keys)
+            if fresh_count:
+                await gate.admit_whole(batch, sender, fresh_count)
+                topic = gate.topic
         while True:
             now_us = self._clock.now_us()
             known = {row: found for row, key in enumerate(keys) if (found := _known(window, key, now_us))}
@@ -236,17 +304,20 @@ class Ingress:
         return await asyncio.shield(task)
 
     def _draft(self, topic: Topic, piece: _Piece) -> BatchDraft:
-        body = batches.encode(piece.batch, topic.policy.codec)
+        body = piece.body or batches.encode(piece.batch, topic.policy.codec)
         stream = StreamId(topic.id, piece.partition)
         return BatchDraft(stream, body.buffer, body.crc, body.record_count, body.columns, body.codec)
 
-    def _split(self, topic: Topic, batch: pa.RecordBatch) -> list[_Piece]:
+    def _split(self, topic: Topic, batch: pa.RecordBatch, encoded: Encoded | None = None) -> list[_Piece]:
+        body = None if encoded is None else encoded.body
+        if encoded is not None and encoded.partition >= 0:
+            return [_Piece(encoded.partition, batch, None, body)]
         if topic.partitions == 1:
-            return [_Piece(0, batch, None)]
+            return [_Piece(0, batch, None, body)]
         self._turn += 1
         without_key = self._turn % topic.partitions
         if "key" not in batch.schema.names:
-            return [_Piece(without_key, batch, None)]
+            return [_Piece(without_key, batch, None, body)]
         rows: dict[int, list[int]] = {}
         keys = batch.column("key").to_pylist()
         for row, partition in enumerate(partitions_of(keys, topic.partitions, without_key)):
@@ -304,12 +375,21 @@ def _receipts(topic: Topic, pieces: Sequence[_Piece], commit: Commit, count: int
 def _joined(topic: Topic, parts: Sequence[Receipts]) -> Receipts:
     if len(parts) == 1:
         return parts[0]
+    receipts = [receipt for part in parts for receipt in part]
     runs = [
-        Run(receipt.partition, receipt.offset, 1, receipt.publish_time_us, receipt.is_duplicate)
-        for part in parts
-        for receipt in part
+        Run(r.partition, r.offset, 1, r.publish_time_us, r.is_duplicate) for r in receipts if not r.is_dropped
     ]
-    return Receipts(topic.name, topic.id, runs, [(number, 0) for number in range(len(runs))])
+    found = Receipts(topic.name, topic.id, runs, [(number, 0) for number in range(len(runs))])
+    if len(runs) == len(receipts):
+        return found
+    return found.spread(_spread([not receipt.is_dropped for receipt in receipts]))
+
+
+def _spread(kept: Iterable[Any]) -> list[int]:
+    """For each message its place among those that are kept, -1 for one that is not."""
+    flags = kept.to_pylist() if isinstance(kept, pa.Array) else list(kept)
+    places = itertools.count()
+    return [next(places) if is_kept else -1 for is_kept in flags]
 
 
 def _places(pieces: Sequence[_Piece], commit: Commit) -> list[tuple[int, Stored]]:

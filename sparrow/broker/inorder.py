@@ -16,6 +16,7 @@ from sparrow.broker.ingress import Ingress, ProducerId
 from sparrow.broker.repeats import Repeats
 from sparrow.kernel.sequence import NEVER_US, SequenceLimits, Sequencer
 from sparrow.model.errors import InvalidArgument, SparrowError
+from sparrow.model.flow import ANYONE, Sender
 from sparrow.model.message import Receipts
 from sparrow.model.topic import Topic
 
@@ -44,9 +45,16 @@ class InOrder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def publish(
-        self, topic: Topic, batch: pa.RecordBatch, producer: ProducerId, sequence: int
+        self,
+        topic: Topic,
+        batch: pa.RecordBatch,
+        producer: ProducerId,
+        sequence: int,
+        sender: Sender = ANYONE,
     ) -> Receipts:
-        """Stores the batch when its turn comes."""
+        """Stores the batch when its turn comes. What waits for flow control has not arrived."""
+        if not self._repeats.ledger(producer.id, topic.id).is_behind(sequence):
+            await self._ingress.admit_ahead(topic, batch, sender)
         ledger = self._repeats.ledger(producer.id, topic.id)
         if ledger.expected is not None:
             self._sequencer.restore(topic.id, ledger.expected - 1)
@@ -56,7 +64,7 @@ class InOrder:
         held = _Held(topic, batch, producer, sequence, asyncio.get_running_loop().create_future())
         found = self._sequencer.offer(topic.id, sequence, held, self._clock.now_us(), batch.num_rows)
         if found.is_repeat:
-            return await self._ingress.publish_batch(topic, batch, producer, sequence)
+            return await self._ingress.publish_batch(topic, batch, producer, sequence, is_admitted=True)
         self._waiting[mark] = held
         self._release(found.released)
         self._set_timer()
@@ -74,7 +82,9 @@ class InOrder:
         if ledger.expected is not None:
             ledger.skip_to(held.sequence)
         try:
-            receipts = await self._ingress.publish_batch(held.topic, held.batch, held.producer, held.sequence)
+            receipts = await self._ingress.publish_batch(
+                held.topic, held.batch, held.producer, held.sequence, is_admitted=True
+            )
         except SparrowError as error:
             if not held.future.done():
                 held.future.set_exception(error)

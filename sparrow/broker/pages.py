@@ -39,6 +39,7 @@ class Page:
         "_has_again",
         "_is_dense",
         "_judged_at",
+        "_published_at_us",
         "_selected",
         "_sparse",
         "_view",
@@ -66,6 +67,15 @@ class Page:
         """Whether no message of it asks for anything by itself."""
         self._sparse: dict[str, dict[int, Any] | None] = {}
         self._contents: list[Contents] | None = None
+        self._published_at_us: int | None = None
+
+    @property
+    def published_at_us(self) -> int:
+        """When its messages were published: the middle between the first and the last."""
+        if self._published_at_us is None:
+            times = self.batch.column("publish_time")
+            self._published_at_us = (times[0].value + times[len(times) - 1].value) // 2
+        return self._published_at_us
 
     def offsets(self, start: int, end: int) -> BitMap64 | None:
         """The offsets from ``start`` to ``end`` that exist; None when all do."""

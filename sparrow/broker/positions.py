@@ -67,6 +67,10 @@ class Positions:
             )
         return offset
 
+    def stream(self, topic: str, partition: int) -> StreamId:
+        """The partition of a topic; refuses what does not exist."""
+        return self._topics.stream(topic, partition)[1]
+
     async def commit(self, courier: Courier, topic: str, partition: int, offset: int) -> None:
         """Everything below the offset is done."""
         if not isinstance(offset, int) or isinstance(offset, bool):
@@ -74,6 +78,8 @@ class Positions:
         stream = self._topics.stream(topic, partition)[1]
         end = self._store.bounds(stream).end_offset
         decided = courier.delivery.commit(stream, offset, end)
+        if courier.watch is not None:
+            courier.watch.committed(stream, offset, self._clock.now_us())
         await courier.settle(decided, is_confirmed=True)
 
     # Snapshots.

@@ -11,6 +11,7 @@ from sparrow.broker.inorder import InOrder
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.topics import Topics
 from sparrow.model.errors import InvalidArgument
+from sparrow.model.flow import ANYONE, Sender
 from sparrow.model.message import Receipt, Receipts
 
 
@@ -30,6 +31,7 @@ class Producer:
         topics: Topics,
         repeats: Repeats,
         order: InOrder | None = None,
+        sender: Sender = ANYONE,
     ) -> None:
         self.name = name
         self._identity = identity
@@ -37,6 +39,7 @@ class Producer:
         self._topics = topics
         self._repeats = repeats
         self._order = order
+        self._sender = sender
 
     @property
     def id(self) -> int:
@@ -52,7 +55,7 @@ class Producer:
     async def next_sequence(self, topic: str) -> int:
         """The sequence that the next new message to this topic has."""
         found = await self._topics.resolve(topic)
-        return self._next(found.id)
+        return self._repeats.ledger(self.id, found.id).expected or 0
 
     async def publish(
         self, topic: str, data: bytes | None, *, sequence: int | None = None, **values: Any
@@ -84,9 +87,5 @@ class Producer:
             raise InvalidArgument(f"a sequence is a whole number from 0, not {sequence!r}")
         found = await self._topics.resolve(topic)
         if self._order is not None and sequence is not None:
-            return await self._order.publish(found, batch, self._identity, sequence)
-        first = self._next(found.id) if sequence is None else sequence
-        return await self._ingress.publish_batch(found, batch, self._identity, first)
-
-    def _next(self, topic_id: int) -> int:
-        return self._repeats.ledger(self.id, topic_id).expected or 0
+            return await self._order.publish(found, batch, self._identity, sequence, self._sender)
+        return await self._ingress.publish_batch(found, batch, self._identity, sequence, self._sender)

@@ -17,7 +17,7 @@ from sparrow.broker import logs
 from sparrow.broker.admission import check_row
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
-from sparrow.broker.deadletters import DeadLetter, DeadLetters
+from sparrow.broker.deadletters import DeadLetters
 from sparrow.broker.pages import REPLAY_FOR, REPLAY_ROUND
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
@@ -27,6 +27,7 @@ from sparrow.kernel.deadletter import PREFIX
 from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import parse_filter
 from sparrow.kernel.replay import ReplayJob, ReplayStatus, original_of, parse_selection
+from sparrow.model.deadletter import DeadLetter
 from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.message import StreamId
 from sparrow.store.ports import BatchDraft, Store

@@ -11,18 +11,22 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparrow.broker.clock import Clock
-from sparrow.broker.courier import Courier
+from sparrow.broker.courier import Courier, Portion, Seat
 from sparrow.broker.deadletters import DeadLetters
+from sparrow.broker.groups import Groups
+from sparrow.broker.lags import Lags
 from sparrow.broker.positions import Positions
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
 from sparrow.kernel.filter import parse_filter
+from sparrow.kernel.lag import LagReport
 from sparrow.kernel.lease import AckNames, name_offsets, parse_ack_ids
-from sparrow.model.errors import BrokerClosed, InvalidAckId, InvalidArgument
+from sparrow.model.errors import BrokerClosed, InvalidAckId, InvalidArgument, PreconditionFailed
+from sparrow.model.group import Committed, GroupInfo, GroupMode, MemberInfo
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import SubscriptionPolicy, parse_policy
 
@@ -30,30 +34,40 @@ PULL_MAX = 100_000
 Target = Iterable[Delivered | str] | Delivered
 
 
+class Desk(NamedTuple):
+    """What a hold on a subscription works with."""
+
+    subscriptions: Subscriptions
+    dead_letters: DeadLetters
+    replays: ReplayJobs
+    positions: Positions
+    lags: Lags
+    groups: Groups
+    clock: Clock
+    jitter: Callable[[], float]
+    member: Callable[..., Any]
+    """Makes a member of a group."""
+
+
 class BrokerSubscription:
     """One program's hold on a subscription. Several may share one; each message goes to one of them."""
 
-    def __init__(
-        self,
-        name: str,
-        consumer: str,
-        subscriptions: Subscriptions,
-        dead_letters: DeadLetters,
-        replays: ReplayJobs,
-        positions: Positions,
-        clock: Clock,
-        jitter: Callable[[], float],
-    ) -> None:
+    def __init__(self, name: str, consumer: str, desk: Desk) -> None:
         self.name = name
         self.consumer = consumer
         self.owner: Any = self
         """Whom messages are settled with: this object, or one that wraps it for blocking code."""
-        self._subscriptions = subscriptions
-        self._dead_letters = dead_letters
-        self._replays = replays
-        self._positions = positions
-        self._clock = clock
-        self._jitter = jitter
+        self._desk = desk
+        self._subscriptions = desk.subscriptions
+        self._dead_letters = desk.dead_letters
+        self._replays = desk.replays
+        self._positions = desk.positions
+        self._groups = desk.groups
+        self._clock = desk.clock
+        self._jitter = desk.jitter
+        self._lags = desk.lags
+        self._seat: Seat | None = None
+        """Its place in a group; none for who only pulls."""
         self._losses: list[BaseException] = []
         """Why a settlement that nobody waited for was lost; told at the next ``flush`` or ``pull``."""
 
@@ -74,12 +88,12 @@ class BrokerSubscription:
 
     # Receiving.
 
-    async def pull(self, max_messages: int = 100, timeout_s: float = 0.0) -> list[Delivered]:
-        """Up to ``max_messages``, waiting up to ``timeout_s`` for the first; an empty list after that."""
-        if not isinstance(max_messages, int) or not 1 <= max_messages <= PULL_MAX:
-            raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
-        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
-            raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
+    async def pull(
+        self, max_messages: int = 100, timeout_s: float = 0.0, *, max_bytes: int | None = None
+    ) -> list[Delivered]:
+        """Up to ``max_messages`` with up to ``max_bytes`` of data (one message at least), waiting up to
+        ``timeout_s`` for the first; an empty list after that."""
+        self._check_pull(max_messages, timeout_s, max_bytes)
         if self._courier.unconfirmed:
             await self._courier.flush()
         self._tell_loss()
@@ -89,9 +103,36 @@ class BrokerSubscription:
             if courier.is_stopped:
                 raise BrokerClosed("the broker is closed")
             rest_s = max(0.0, until_s - self._clock.monotonic_s())
-            found = await courier.pull(self.consumer, max_messages, rest_s, self.owner)
+            found = await courier.pull(
+                self.consumer, max_messages, rest_s, self.owner, seat=self._seat, max_bytes=max_bytes
+            )
             if found or not courier.is_stopped:
                 return found
+
+    async def pull_portions(
+        self, max_messages: int = 100, timeout_s: float = 0.0, *, max_bytes: int | None = None
+    ) -> list[Portion]:
+        """As ``pull``, as columns: what a protocol hands on without looking at single messages."""
+        self._check_pull(max_messages, timeout_s, max_bytes)
+        courier = self._courier
+        if courier.is_stopped:
+            raise BrokerClosed("the broker is closed")
+        return await courier.pull_portions(
+            self.consumer, max_messages, timeout_s, seat=self._seat, max_bytes=max_bytes
+        )
+
+    def _check_pull(self, max_messages: object, timeout_s: object, max_bytes: object) -> None:
+        if not isinstance(max_messages, int) or not 1 <= max_messages <= PULL_MAX:
+            raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
+        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
+            raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
+        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
+            raise InvalidArgument(f"max_bytes must be a whole number from 1, not {max_bytes!r}")
+        if self._seat is None and self.policy.group.mode is GroupMode.PARTITIONED:
+            raise PreconditionFailed(
+                f"{self.name!r} is shared by partitions; only its members get messages",
+                hint="Call join first and pull with the member that it returns.",
+            )
 
     async def __aiter__(self) -> AsyncIterator[Delivered]:
         """Messages for ever; settle each of them."""
@@ -133,7 +174,11 @@ class BrokerSubscription:
 
     async def ack(self, messages: Target, *, wait: bool = False) -> None:
         """The work is done. With ``wait`` returns when that is durable."""
-        await self._settle(self._courier.delivery.ack(_names(messages)), wait)
+        courier, names = self._courier, _names(messages)
+        decided = courier.delivery.ack(names, self._speaks_for(names))
+        if courier.watch is not None and decided.accepted:
+            courier.watch.acked(names.groups, self._clock.now_us())
+        await self._settle(decided, wait)
 
     async def nack(
         self,
@@ -147,23 +192,25 @@ class BrokerSubscription:
         """The work failed; see ``Delivered.nack``."""
         if delay_s is not None:
             _check_number("delay_s", delay_s)
+        names = _names(messages)
         decided = self._courier.delivery.nack(
-            _names(messages),
+            names,
             self._clock.now_us(),
             jitter=self._jitter(),
             delay_s=delay_s,
             reason=reason,
             retry=retry,
+            consumer=self._speaks_for(names),
         )
         await self._settle(decided, wait)
 
     async def extend(self, messages: Target, seconds: float) -> None:
         """More time for the work, counted from now."""
         _check_number("seconds", seconds)
-        courier = self._courier
-        settled = courier.delivery.extend(_names(messages), seconds, self._clock.now_us())
+        courier, names = self._courier, _names(messages)
+        settled = courier.delivery.extend(names, seconds, self._clock.now_us(), self._speaks_for(names))
         courier.set_timer()
-        _complain(settled.refused)
+        _complain(settled.refused if courier.watch is None else courier.watch.forgive(settled.refused))
 
     async def flush(self) -> None:
         """Returns when all settlements so far are durable, and the dead letters they made are moved."""
@@ -172,13 +219,21 @@ class BrokerSubscription:
         self._tell_loss()
         await self._dead_letters.finish(courier)
 
+    def _speaks_for(self, names: AckNames) -> str | None:
+        """Whose messages may be settled here; ``None`` is anybody's."""
+        return None
+
     def _tell_loss(self) -> None:
         """Raises when a settlement was lost that nobody waited for; the messages come again."""
         if self._losses:
             raise self._losses.pop()
 
     async def _settle(self, decided: Settled, wait: bool) -> None:
-        _complain(await self._courier.settle(decided, is_confirmed=wait, losses=self._losses))
+        courier = self._courier
+        refused = await courier.settle(decided, is_confirmed=wait, losses=self._losses)
+        if refused and courier.watch is not None:
+            refused = courier.watch.forgive(refused)
+        _complain(refused)
 
     # Moving.
 
@@ -196,11 +251,66 @@ class BrokerSubscription:
         """A cumulative ack: everything of the partition below ``offset`` is done."""
         await self._positions.commit(self._courier, topic, partition, offset)
 
+    # The group.
+
+    async def join(
+        self,
+        name: str,
+        *,
+        max_in_flight: int | None = None,
+        is_static: bool = False,
+        instance: str = "",
+        heartbeat: str = "automatic",
+    ) -> Any:
+        """Becomes a member of the group that shares this subscription; pull, settle, commit and leave with
+        what is returned. The name of a member that is gone without leaving keeps its seat for
+        ``session_timeout_s``; with ``is_static`` also when its connection breaks."""
+        return self._desk.member(
+            self.name,
+            name,
+            self._desk,
+            self._groups,
+            max_in_flight=max_in_flight,
+            is_static=is_static,
+            instance=instance,
+            heartbeat=heartbeat,
+        )
+
+    async def members(self) -> list[MemberInfo]:
+        """Who shares the subscription, by name."""
+        return self._groups.of(self._courier).members()
+
+    async def group(self) -> GroupInfo:
+        """The group as a whole: state, generation, rebalances, what drains."""
+        return self._groups.of(self._courier).info()
+
+    async def rebalance(self) -> None:
+        """Starts a new generation of the group."""
+        self._groups.of(self._courier).rebalance()
+
+    async def committed(self) -> list[Committed]:
+        """The offsets that members committed, with their notes."""
+        return self._groups.committed(self._courier)
+
     # Looking.
 
     async def lag(self) -> int:
         """Messages that are not done yet."""
         return self._positions.lag(self._courier)
+
+    async def lag_report(self) -> LagReport:
+        """Lag in all its figures: depth, ages, rates, levels, trend, time to catch up."""
+        return await self._lags.report(self._courier)
+
+    async def consumer_lag(self) -> dict[str, LagReport]:
+        """The same of each consumer that was active lately, by name; its depth is what it holds."""
+        return await self._lags.consumers(self._courier)
+
+    @property
+    def sample_share(self) -> float:
+        """Of the messages, how many are delivered: 1 unless ``sample`` is set and it lags."""
+        watch = self._courier.watch
+        return 1.0 if watch is None else watch.share
 
     @property
     def in_flight(self) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from sparrow.broker.clock import Clock
-from sparrow.broker.courier import Courier, Services
+from sparrow.broker.courier import Courier
+from sparrow.broker.feeding import Services
 from sparrow.broker.topics import Topics
 from sparrow.kernel import facts
 from sparrow.kernel.delivery import Delivery
@@ -35,6 +36,8 @@ from sparrow.store.ports import Recovered, Store
 
 Start = Callable[[StreamId], Any]
 _WAKE_AT_ONCE = 256
+WATCH_OPTIONS = frozenset({"lag", "sample"})
+"""Options that no decision of the delivery kernel reads: a change of them ends no lease."""
 
 
 class Subscriptions:
@@ -202,8 +205,12 @@ class Subscriptions:
         before = self.get(name)
         policy = parse_policy(options, before.subscription.policy)
         parse_filter(policy.filter)
-        await before.flush()
         changed = msgspec.structs.replace(before.subscription, policy=policy)
+        if options and set(options) <= WATCH_OPTIONS:
+            await self._store.update_subscription(_to_row(changed))
+            before.subscription = changed
+            return before
+        await before.flush()
         return await self._replace(before, changed)
 
     async def pause(self, name: object, is_paused: bool) -> Courier:
@@ -228,7 +235,9 @@ class Subscriptions:
         self._keep(courier)
         self._track_streams(courier)
         before.successor, courier.is_moving = courier, before.is_moving
-        courier.unconfirmed = before.unconfirmed
+        courier.unconfirmed, courier.watch = before.unconfirmed, before.watch
+        if before.group is not None:
+            before.group.moved(courier)
         before.stop()
         assert self._services is not None
         self._services.move_dead_letters(courier)
@@ -351,7 +360,9 @@ class Subscriptions:
                 self._readers.setdefault(stream, {})[known] = courier
             else:
                 self._readers.get(stream, {}).pop(known, None)
-        courier.streams = now
+        is_changed, courier.streams = courier.streams != now, now
+        if is_changed and courier.group is not None:
+            courier.group.streams_changed()
         self._filter_topics(courier, {stream.topic_id for stream in now})
 
     def _filter_topics(self, courier: Courier, topics: set[int]) -> None:

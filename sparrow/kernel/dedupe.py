@@ -119,6 +119,12 @@ class ProducerLedger:
             expected=self._expected,
         )
 
+    def is_behind(self, base_sequence: int | None) -> bool:
+        """Whether the sequence is no news: stored, on its way, or given up."""
+        if base_sequence is None or self._expected is None:
+            return False
+        return base_sequence < self._expected
+
     def is_on_its_way(self, base_sequence: int) -> bool:
         """Whether the sequence was reserved and is not stored yet."""
         if self._expected is None or base_sequence >= self._expected:

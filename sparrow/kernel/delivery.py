@@ -28,6 +28,7 @@ from sparrow.kernel.exchange import (
     DeadLetterDue,
     HandOver,
     Lag,
+    Outcome,
     Refusal,
     Run,
     Settled,
@@ -71,6 +72,15 @@ class Delivery(Intake):
     def deliverable(self) -> int:
         """About how many messages a consumer could be handed now."""
         return self._pool.deliverable if self._pool is not None else 0
+
+    def deliverable_in(self, streams: Collection[StreamId]) -> int:
+        """The same of some streams."""
+        return self._pool.deliverable_in(streams) if self._pool is not None else 0
+
+    def reserved(self, consumer: str) -> int:
+        """How many messages this consumer alone could be handed, because their keys stick to it."""
+        lanes = self._pool.lanes if self._pool is not None else None
+        return lanes.reserved(consumer) if lanes is not None else 0
 
     def in_flight_of(self, consumer: str) -> int:
         """Messages leased to one consumer."""
@@ -246,22 +256,35 @@ class Delivery(Intake):
             track = self._ledger.track(stream)
             self._pool.release(track, self._pool.leases.revoke(stream, offsets))
 
+    def holds(self, consumer: str, stream: StreamId) -> bool:
+        """Whether a consumer has messages of a stream."""
+        return self._pool is not None and bool(self._pool.leases.of(consumer, stream))
+
     def release(
-        self, consumer: str, now_us: int, jitter: float = 0.0, *, is_graceful: bool = False
+        self,
+        consumer: str,
+        now_us: int,
+        jitter: float = 0.0,
+        *,
+        is_graceful: bool = False,
+        stream: StreamId | None = None,
     ) -> Settled:
-        """A consumer left: what it held goes to others at once, as failed unless it said goodbye."""
+        """A consumer left, or one stream is taken from it: what it held goes to others at once, as failed
+        unless it said goodbye."""
         pool = self._pool
         if pool is None:
             return Settled()
         mishap = Mishap(FailureKind.CONSUMER_GONE, consumer, now_us, jitter, "consumer gone", 0)
         settled = Settled()
-        for lease, offsets in list(pool.leases.release(consumer)):
+        for lease, offsets in list(pool.leases.release(consumer, stream)):
             track = self._ledger.tracks[lease.stream]
             if is_graceful:
                 pool.release(track, offsets)
             else:
                 settled.facts += self._settle_failed(track, offsets, mishap)
             settled.accepted += len(offsets)
+        if stream is not None:
+            return settled
         if pool.lanes is not None:
             pool.lanes.drop_consumer(consumer)
         if self._judge is not None:
@@ -319,20 +342,22 @@ class Delivery(Intake):
         for lease in [x for x in leases.by_number.values() if x.stream == stream]:
             held = leases.take_out(lease, offsets)
             if held:
-                claims.append(Claim(stream, lease.consumer, held))
+                claims.append(Claim(stream, lease.consumer, held, taken_at_us=lease.taken_at_us))
         rest = offsets.difference(*(claim.offsets for claim in claims))
         error = StaleAckId("nobody holds the message")
         return claims, [Refusal(str(MessageId(*stream, o)), error) for o in to_list(rest)]
 
     def _ack_claims(self, claims: list[Claim], refused: list[Refusal]) -> Settled:
         done: dict[StreamId, BitMap64] = {}
-        for stream, consumer, offsets, is_late in claims:
+        settled = Settled([], refused)
+        for stream, consumer, offsets, is_late, taken_at_us in claims:
+            if consumer:
+                settled.outcomes.append(Outcome(stream, consumer, len(offsets), taken_at_us, True))
             if self.policy.poison_rules:
                 self._open_judge().succeeded(consumer, len(offsets))
             if is_late:
                 self._open_pool().withdraw(self._ledger.tracks[stream], offsets)
             done[stream] = done[stream] | offsets if stream in done else offsets
-        settled = Settled([], refused)
         for stream, offsets in done.items():
             track = self._ledger.tracks[stream]
             settled.facts.append(self._settle_acked(track, offsets))
@@ -346,7 +371,8 @@ class Delivery(Intake):
 
     def _fail_claims(self, claims: list[Claim], refused: list[Refusal], mishap: Mishap) -> Settled:
         settled = Settled([], refused)
-        for stream, consumer, offsets, _ in claims:
+        for stream, consumer, offsets, _, taken_at_us in claims:
+            settled.outcomes.append(Outcome(stream, consumer, len(offsets), taken_at_us, False))
             track = self._ledger.tracks[stream]
             mishap = mishap._replace(consumer=consumer)
             settled.facts += self._settle_failed(track, offsets, mishap)

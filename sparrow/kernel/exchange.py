@@ -115,6 +115,19 @@ class Settled:
     facts: list[Fact] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     accepted: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    """What consumers made of what they held, for whoever measures them."""
+
+
+class Outcome(NamedTuple):
+    """So many messages of one lease were settled."""
+
+    stream: StreamId
+    consumer: str
+    size: int
+    """How many messages."""
+    taken_at_us: int
+    is_success: bool
 
 
 class DeadLetterDue(NamedTuple):

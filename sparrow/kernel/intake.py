@@ -10,7 +10,7 @@ is handed over that was published after its last known message, and that stream 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from pyroaring import BitMap64
 
@@ -63,12 +63,13 @@ class Intake(DeliveryState):
 
     # Reading.
 
-    def wanted(self, demand: int, streams: Iterable[StreamId] | None = None) -> list[Wish]:
-        """What to read for ``demand`` messages of free credit; nothing without demand or room."""
+    def wanted(self, demand: int, streams: Collection[StreamId] | None = None) -> list[Wish]:
+        """What to read for ``demand`` messages of free credit; nothing without demand or room. Of some
+        streams only, for a consumer that owns these: what others own and do not take is not its limit."""
         gate_us = self.gate_us()
-        if not self._is_hungry(demand, gate_us):
+        if not self._is_hungry(demand, gate_us, streams):
             return []
-        room = self._room(demand)
+        room = self._room(demand, streams)
         wishes: list[Wish] = []
         for stream in self._ledger.tracks if streams is None else streams:
             track = self._ledger.tracks.get(stream)
@@ -111,17 +112,20 @@ class Intake(DeliveryState):
         behind = [t.frontier_us for t in self._ledger.tracks.values() if self._is_behind(t)]
         return min(behind, default=None)
 
-    def _is_hungry(self, demand: int, gate_us: int | None) -> bool:
+    def _is_hungry(self, demand: int, gate_us: int | None, streams: Collection[StreamId] | None) -> bool:
         if demand <= 0 or self.is_paused:
             return False
         pool = self._pool
         if pool is None:
             return True
-        is_short = gate_us is not None or pool.deliverable < demand
+        here = pool.deliverable if streams is None else pool.deliverable_in(streams)
+        is_short = gate_us is not None or here < demand
         return is_short and pool.waits.count < self.policy.max_scheduled
 
-    def _room(self, demand: int) -> int:
+    def _room(self, demand: int, streams: Collection[StreamId] | None) -> int:
         waiting = self._pool.waiting if self._pool is not None else 0
+        if streams is not None and self._pool is not None:
+            waiting = self._pool.deliverable_in(streams)
         return min(self.policy.read_ahead - waiting, max(demand, READ_MIN))
 
     def _least(self, track: Track) -> int:

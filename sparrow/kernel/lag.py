@@ -14,6 +14,7 @@ work nobody is slow.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -104,6 +105,26 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
     """When nothing will be left, at these rates; ``None`` when never."""
 
 
+class TopicLag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the subscriptions of one topic are behind; depth and age are counted in this topic only."""
+
+    topic: str
+    level: LagLevel
+    """The worst of its subscriptions."""
+    depth: int
+    """Messages that the slowest has not acked."""
+    oldest_age_s: float
+    slowest: str | None
+    subscriptions: dict[str, LagReport]
+    """By name; one that reads several topics is reported whole."""
+
+
+def worst(levels: Iterable[LagLevel]) -> LagLevel:
+    """The worst of some levels; ok when there is none."""
+    found = set(levels)
+    return next((level for level in _WORST if level in found), LagLevel.OK)
+
+
 class LagMeter:
     """The lag of one topic, subscription or consumer."""
 
@@ -149,8 +170,7 @@ class LagMeter:
     @property
     def level(self) -> LagLevel:
         """The worst level of all metrics."""
-        found = {gauge.level for gauge in self._gauges.values()}
-        return next(level for level in _WORST if level in found)
+        return worst(gauge.level for gauge in self._gauges.values())
 
     def change(self, limits: LagLimits) -> None:
         """Other limits from now on. A changed ``hold_s`` begins every level anew."""

@@ -182,9 +182,16 @@ class LeaseTable:
                 self.take_out(lease, due)
                 yield lease, due
 
-    def release(self, consumer: str) -> Iterator[tuple[Lease, BitMap64]]:
-        """End everything that a consumer holds."""
-        for lease in [x for x in self.by_number.values() if x.consumer == consumer]:
+    def of(self, consumer: str, stream: StreamId | None = None) -> list[Lease]:
+        """The leases of a consumer, of one stream if given."""
+        if consumer not in self.by_consumer:
+            return []
+        own = [lease for lease in self.by_number.values() if lease.consumer == consumer]
+        return own if stream is None else [lease for lease in own if lease.stream == stream]
+
+    def release(self, consumer: str, stream: StreamId | None = None) -> Iterator[tuple[Lease, BitMap64]]:
+        """End everything that a consumer holds, of one stream if given."""
+        for lease in self.of(consumer, stream):
             held = lease.held()
             self.take_out(lease, held)
             yield lease, held

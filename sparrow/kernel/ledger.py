@@ -1,8 +1,9 @@
 """The ledger: all durable state of one subscription, and how it rests between two runs.
 
-Cursors by stream, and the replay jobs. It changes by facts alone and looks the same after live
-running and after replay; ``checkpoint`` is its whole content, in stable bytes. How many messages have
-failure records is counted along, because that number is bounded by policy.
+Cursors by stream, the replay jobs, and what is durable of the group of consumers. It changes by facts
+alone and looks the same after live running and after replay; ``checkpoint`` is its whole content, in
+stable bytes. How many messages have failure records is counted along, because that number is bounded by
+policy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 from pyroaring import BitMap64
 
+from sparrow.kernel.commits import GroupLedger
 from sparrow.kernel.cursor import Cursor
 from sparrow.kernel.replay import Replays
 from sparrow.kernel.track import Track
@@ -26,12 +28,13 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     subscription_id: int
     cursors: list[tuple[int, int, bytes]]
     replays: bytes
+    group: bytes = b""
 
 
 class Ledger:
     """Durable state of one subscription."""
 
-    __slots__ = ("_next_index", "_replays", "failing", "subscription_id", "tracks")
+    __slots__ = ("_group", "_next_index", "_replays", "failing", "subscription_id", "tracks")
 
     def __init__(self, subscription_id: int) -> None:
         self.subscription_id = subscription_id
@@ -40,6 +43,13 @@ class Ledger:
         """Messages that have a failure record."""
         self._next_index = 0
         self._replays: Replays | None = None
+        self._group: GroupLedger | None = None
+
+    @property
+    def group(self) -> GroupLedger:
+        if self._group is None:
+            self._group = GroupLedger()
+        return self._group
 
     @property
     def replays(self) -> Replays:
@@ -86,7 +96,9 @@ class Ledger:
         """The whole durable state."""
         cursors = [(*s, self.tracks[s].cursor.to_bytes()) for s in sorted(self.tracks)]
         replays = self._replays.to_bytes() if self._replays is not None else b""
-        return msgspec.msgpack.encode(_Stored(FORMAT_VERSION, self.subscription_id, cursors, replays))
+        group = self._group.checkpoint() if self._group is not None else b""
+        stored = _Stored(FORMAT_VERSION, self.subscription_id, cursors, replays, group)
+        return msgspec.msgpack.encode(stored)
 
     def restore(self, raw: bytes) -> None:
         """Take over what ``checkpoint`` returned; only for a ledger that is empty."""
@@ -105,3 +117,5 @@ class Ledger:
             self.add(StreamId(topic_id, partition), Cursor.from_bytes(cursor))
         if stored.replays:
             self.replays.restore(stored.replays)
+        if stored.group:
+            self.group.restore(stored.group)

@@ -74,6 +74,17 @@ class Lanes:
         homes = (levels for place, levels in self._queues.items() if not isinstance(place, str))
         return sum(len(queue) for levels in homes for queue in levels.values())
 
+    def running_in(self, homes: Collection[int]) -> int:
+        """The same of some homes."""
+        levels = (levels for place, levels in self._queues.items() if place in homes)
+        return sum(len(queue) for one in levels for queue in one.values())
+
+    def reserved(self, consumer: str) -> int:
+        """Messages that this consumer alone could be handed now: those of lanes that stick to it."""
+        queues = self._queues.get(consumer, {}).values()
+        lanes = {lane.key: lane for queue in queues for lane in queue if lane.place == consumer}
+        return sum(min(len(x.waiting), self._window - len(x.outstanding)) for x in lanes.values())
+
     def is_waiting(self, entry: int) -> bool:
         """Whether a message is in a lane and not outstanding."""
         lane = self._lane_of.get(entry)

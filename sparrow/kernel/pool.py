@@ -68,6 +68,14 @@ class Pool:
         """How many messages could be handed over now, about."""
         return self.ready.count + (self.lanes.running if self.lanes is not None else 0)
 
+    def deliverable_in(self, streams: Collection[StreamId]) -> int:
+        """How many of some streams could be handed over now, about."""
+        count = self.ready.count_in(streams)
+        if self.lanes is not None:
+            homes = {self._tracks[stream].index for stream in streams if stream in self._tracks}
+            count += self.lanes.running_in({*homes, SHARED})
+        return count
+
     # Coming in.
 
     def admit(self, track: Track, offsets: BitMap64, arrival: Arrival, now_us: int) -> None:

@@ -47,6 +47,10 @@ class ReadySet:
         known |= offsets
         self.count += len(known)
 
+    def count_in(self, streams: Collection[StreamId]) -> int:
+        """How many of some streams are ready."""
+        return sum(len(known) for x in self._levels.values() for s, known in x.items() if s in streams)
+
     def take(self, count: int, streams: Collection[StreamId] | None = None) -> Taken:
         """Remove and return up to ``count`` messages, of the named streams if given."""
         taken: Taken = []

@@ -29,6 +29,8 @@ class Claim(NamedTuple):
     offsets: BitMap64
     is_late: bool = False
     """No lease held them: they may be waiting to be delivered again."""
+    taken_at_us: int = 0
+    """When they were handed over; 0 is not known."""
 
 
 def parse_names(names: Sequence[str] | AckNames) -> AckNames:
@@ -59,7 +61,7 @@ class Clerk(NamedTuple):
             held = BitMap64()
             if lease is not None:
                 held = self.leases.take_out(lease, BitMap64(group.offsets))
-                claims.append(Claim(lease.stream, lease.consumer, held))
+                claims.append(Claim(lease.stream, lease.consumer, held, taken_at_us=lease.taken_at_us))
             if len(held) != len(group.offsets):
                 late = self._judge_rest(group, held, error, refused)
                 if late:

@@ -13,6 +13,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from sparrow.kernel import facts
+from sparrow.kernel.commits import GroupLedger
 from sparrow.kernel.cursor import Attempt, Cursor
 from sparrow.kernel.deadletter import Parked
 from sparrow.kernel.facts import Fact
@@ -69,6 +70,11 @@ class DeliveryState:
         """The replay jobs."""
         return self._ledger.replays
 
+    @property
+    def group(self) -> GroupLedger:
+        """What is durable of the group of consumers."""
+        return self._ledger.group
+
     # Facts.
 
     def apply(self, fact: Fact) -> None:
@@ -76,7 +82,11 @@ class DeliveryState:
         if isinstance(fact, facts.StreamAttached):
             if fact.stream not in self._ledger.tracks:
                 self._ledger.add(fact.stream, Cursor(fact.start_offset))
+        elif isinstance(fact, facts.GroupAdvanced | facts.OffsetCommitted | facts.OffsetsForgotten):
+            self._ledger.group.apply(fact)
         elif isinstance(fact, facts.StreamFact):
+            if isinstance(fact, facts.StreamDetached):
+                self._ledger.group.apply(fact)
             track = self._ledger.tracks.get(fact.stream)
             if track is not None:
                 _EFFECTS[type(fact)](self, track, fact)

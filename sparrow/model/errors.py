@@ -367,6 +367,48 @@ class BrokerClosed(SparrowError):
     default_hint = "Open it again."
 
 
+# Between a client and a broker.
+
+
+class ProtocolError(SparrowError):
+    """The other end of a connection does not speak the protocol."""
+
+    code = "PROTOCOL_ERROR"
+    status = 400
+    default_hint = "See docs/protocol.md; the connection was closed."
+
+
+class VersionUnsupported(ProtocolError):
+    """No version of the protocol is spoken by both ends."""
+
+    code = "VERSION_UNSUPPORTED"
+    default_hint = "Use a client and a broker of neighbouring releases."
+
+
+class Unauthenticated(SparrowError):
+    """The broker wants a token, and was given none or another one."""
+
+    code = "UNAUTHENTICATED"
+    status = 401
+    default_hint = "Give the token: sparrow.connect(url, token=...)."
+
+
+class TooManyConnections(ResourceExhausted):
+    """The broker serves as many connections as it may."""
+
+    code = "TOO_MANY_CONNECTIONS"
+    default_hint = "Close connections that are not needed, or raise server.connections_max."
+
+
+class ConnectionLost(SparrowError):
+    """The connection broke, or could not be made, before the answer came."""
+
+    code = "CONNECTION_LOST"
+    status = 503
+    retryable = True
+    default_hint = "Whether the request was carried out is not known; ask again when the broker is back."
+
+
 def registry() -> dict[str, type[SparrowError]]:
     """Every error class by its code."""
     found: dict[str, type[SparrowError]] = {}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,6 +53,20 @@ class PublisherClass(enum.StrEnum):
     """First."""
 
 
+class Sender(NamedTuple):
+    """Who publishes, as far as flow control is concerned."""
+
+    name: str | None = None
+    """Whose quota it counts against; those without a name share one."""
+    kind: PublisherClass = PublisherClass.NORMAL
+    token: str | None = None
+    """The name of the token that it came with, not its secret."""
+
+
+ANYONE = Sender()
+"""Somebody who said nothing of themselves."""
+
+
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A quota. ``None`` is no limit."""
 
@@ -60,6 +74,11 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     bytes_per_s: float | None = None
     burst_s: float = 1.0
     """How much may come at once, as seconds of the rate."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it limits anything."""
+        return self.messages_per_s is not None or self.bytes_per_s is not None
 
 
 class FlowPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +114,11 @@ class FlowPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.backlog_high is not None or self.lag_high_s is not None
 
     @property
+    def is_limited(self) -> bool:
+        """Whether anything at all may happen to a publish."""
+        return self.has_watermarks or self.topic_rate.is_limited or self.publisher_rate.is_limited
+
+    @property
     def backlog_marks(self) -> tuple[float, float, float] | None:
         """Low, high and hard limit of the backlog, the derived ones filled in."""
         high = self.backlog_high
@@ -127,6 +151,37 @@ class FlowPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             bytes_per_s=self.publisher_bytes_per_s,
             burst_s=self.burst_s,
         )
+
+
+class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a topic treats its publishers now, and what became of what they sent since the broker opened."""
+
+    topic: str
+    mode: str
+    """``normal``, ``warning`` (watched, not slowed) or ``throttled``."""
+    level: str
+    """The mode, or ``full`` at the hard limit."""
+    cause: str
+    """What the pressure comes from: ``backlog`` or ``lag``."""
+    intensity: float
+    """How firmly publishers are slowed, from 0 to 1."""
+    pressure: float
+    """Smoothed: 0.5 at the low watermark, 1 at high, 2 at the hard limit."""
+    retry_after_s: float
+    backlog: int
+    """Messages that the slowest subscription has not acked."""
+    slowest: str | None
+    """Its name."""
+    drained_per_s: float
+    waiting: int
+    """Publishes that wait now."""
+    mode_changes: int
+    passed: int
+    rejected: int
+    dropped: int
+    """Messages that were never stored."""
+    given_up: int
+    """Messages taken away from subscriptions, by ``drop_oldest``."""
 
 
 class SamplePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,7 +239,46 @@ RATE_MIN = 1e-3
 """The least rate of a quota: one in a quarter of an hour. To stop publishing, pause the topic."""
 BLOCK_TIMEOUT_S_MAX = 3600.0
 
-_Policy = TypeVar("_Policy", FlowPolicy, SamplePolicy, LagLimits)
+PUBLISHER_LENGTH_MAX = 255
+
+_Policy = TypeVar("_Policy", FlowPolicy, SamplePolicy, LagLimits, RateLimit)
+
+
+def parse_sender(publisher: object, priority_class: object, token: object) -> Sender:
+    """Who publishes, from what a caller gave; refuses unknown classes and names that are none."""
+    if publisher is None and priority_class is None and token is None:
+        return ANYONE
+    kind = PublisherClass.NORMAL if priority_class is None else parse_class(priority_class)
+    name = None if publisher is None else parse_publisher("publisher", publisher)
+    return Sender(name, kind, None if token is None else parse_publisher("token", token))
+
+
+def parse_class(priority_class: object) -> PublisherClass:
+    """A publisher's class by its name."""
+    names = [kind.value for kind in PublisherClass]
+    if not isinstance(priority_class, str) or priority_class not in names:
+        raise InvalidArgument(f"priority_class must be one of {', '.join(names)}, not {priority_class!r}")
+    return PublisherClass(priority_class)
+
+
+def parse_publisher(noun: str, name: object) -> str:
+    """The name of a publisher or a token."""
+    if not isinstance(name, str) or not 1 <= len(name) <= PUBLISHER_LENGTH_MAX:
+        raise InvalidArgument(
+            f"{noun} must be a name of 1 to {PUBLISHER_LENGTH_MAX} characters, not {name!r}"
+        )
+    return name
+
+
+def parse_rate_limit(options: Mapping[str, Any], base: RateLimit | None = None) -> RateLimit:
+    """The quota that ``options`` describe, on top of ``base``."""
+    limit = _merged(options, base or RateLimit(), "quota option")
+    for name in ("messages_per_s", "bytes_per_s"):
+        value = getattr(limit, name)
+        if value is not None and not RATE_MIN <= value < math.inf:
+            raise InvalidArgument(f"{name} must be at least {RATE_MIN}, or None for no limit, not {value!r}")
+    _check_range("burst_s", limit.burst_s, 0.001, 3600)
+    return limit
 
 
 def parse_flow_policy(options: Mapping[str, Any], base: FlowPolicy | None = None) -> FlowPolicy:

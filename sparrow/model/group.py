@@ -176,11 +176,75 @@ def _check_together(policy: GroupPolicy) -> None:
         )
 
 
+class Assigned(msgspec.Struct, frozen=True, order=True):
+    """A partition that a member has."""
+
+    topic: str
+    partition: int
+
+
+class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A member as its group sees it."""
+
+    name: str
+    generation: int
+    """The newest generation that it has taken up."""
+    assignment: tuple[Assigned, ...]
+    in_flight: int
+    max_in_flight: int
+    is_static: bool
+    instance: str
+    status: str
+    joined_at_us: int
+    silent_s: float
+    """Since its last sign of life."""
+    pace: str
+    """How it does next to the others: ok, warn or critical."""
+    weight: float
+    """Its share next to 1 for a healthy member."""
+    acks_per_s: float | None
+    ack_latency_s: float | None
+    failure_share: float
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as a whole."""
+
+    state: str
+    generation: int
+    mode: str
+    strategy: str
+    members: int
+    rebalances: int
+    last_rebalance_s: float
+    """How long the last one took."""
+    draining: tuple[Assigned, ...]
+    """Partitions that wait for the member that had them."""
+    unassigned: tuple[Assigned, ...]
+    """Partitions that nobody has; none in a stable group with members."""
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed offset of a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    member: str
+    generation: int
+    at_us: int
+
+
 __all__ = [
     "STRATEGIES",
+    "Assigned",
+    "Committed",
+    "GroupInfo",
     "GroupMode",
     "GroupPolicy",
     "GroupStrategy",
+    "MemberInfo",
     "RebalanceProtocol",
     "parse_group_policy",
 ]

@@ -57,6 +57,13 @@ class Receipt(NamedTuple):
     publish_time_us: int
     is_duplicate: bool = False
     """True when an earlier publish with the same sequence or idempotency key was returned instead."""
+    is_dropped: bool = False
+    """True when the topic's flow control threw the message away: it has no offset (-1) and no id."""
+
+    @classmethod
+    def dropped(cls, topic: str) -> Receipt:
+        """The honest answer for a message that was not stored."""
+        return cls(topic, -1, -1, "", 0, is_dropped=True)
 
 
 class Receipts(Sequence[Receipt]):
@@ -65,7 +72,7 @@ class Receipts(Sequence[Receipt]):
     A batch costs per batch: what is kept are runs of offsets, and a Receipt is made when it is asked for.
     """
 
-    __slots__ = ("_places", "_rows", "_runs", "_size", "_topic", "_topic_id", "duplicates")
+    __slots__ = ("_places", "_rows", "_runs", "_size", "_topic", "_topic_id", "dropped", "duplicates")
 
     def __init__(
         self,
@@ -83,6 +90,18 @@ class Receipts(Sequence[Receipt]):
         self.duplicates = duplicates or {}
         """Messages that were stored before, by their place in the publish."""
         self._size = len(rows) if rows is not None else sum(run.length for run in runs)
+        self._places: Sequence[int] | None = None
+        self.dropped = 0
+        """Messages that flow control threw away."""
+
+    def spread(self, places: Sequence[int]) -> Receipts:
+        """The receipts of a publish of which these are what was kept: for each of its messages the place
+        here, -1 for one that was dropped."""
+        assert self._places is None, "receipts are spread once"
+        found = Receipts(self._topic, self._topic_id, self._runs, self._rows, self.duplicates)
+        found._places, found._size = places, len(places)
+        found.dropped = len(places) - self._size
+        return found
 
     def __len__(self) -> int:
         return self._size
@@ -102,6 +121,10 @@ class Receipts(Sequence[Receipt]):
         return self._receipt(place)
 
     def _receipt(self, place: int) -> Receipt:
+        if self._places is not None:
+            place = self._places[place]
+            if place < 0:
+                return Receipt.dropped(self._topic)
         repeated = self.duplicates.get(place)
         if repeated is not None:
             run, within = repeated, 0
@@ -116,7 +139,8 @@ class Receipts(Sequence[Receipt]):
         return Receipt(self._topic, run.partition, offset, message_id, run.publish_time_us, is_duplicate)
 
     def __repr__(self) -> str:
-        return f"<{self._size} receipts of {self._topic!r}>"
+        dropped = f", {self.dropped} dropped" if self.dropped else ""
+        return f"<{self._size} receipts of {self._topic!r}{dropped}>"
 
 
 class Run(NamedTuple):
@@ -255,6 +279,12 @@ class Delivered(Message):
     def ack_id(self) -> str:
         """Names this hand-over; good for settling from elsewhere."""
         return str(self._lot.ack_id(self.offset))
+
+    @property
+    def about_published_us(self) -> int:
+        """The publish time of its page: without a look into the batch, for measuring lag."""
+        found: int = self._lot.published_at_us
+        return found
 
     @property
     def lease(self) -> str:

@@ -15,11 +15,14 @@ Two of the numbers need their meaning stated:
 from __future__ import annotations
 
 import enum
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from sparrow.model.errors import InvalidArgument
+from sparrow.model.flow import LagLimits, SamplePolicy, parse_lag_limits, parse_sample_policy
+from sparrow.model.group import GroupMode, GroupPolicy, parse_group_policy
 from sparrow.model.names import parse_subscription, parse_topic
 
 MAX_ATTEMPTS_DEFAULT = 5
@@ -98,6 +101,14 @@ class SubscriptionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Messages waiting for their ``deliver_at`` that are held; above it reading pauses."""
     read_ahead: int = 50_000
     """Messages read and not yet leased."""
+    sample: SamplePolicy | None = None
+    """What it agrees to miss when it lags; ``None``, the default, is nothing."""
+    adaptive_deadline: bool = False
+    """Leases last about twice as long as nearly all work took lately, 5 to 600 s, from ack_deadline_s on."""
+    group: GroupPolicy = GroupPolicy()
+    """How its members share it; of no concern while nobody joins."""
+    lag: LagLimits | None = None
+    """When its lag is worth a warning and when it is critical; ``None`` is the defaults."""
 
     @property
     def attempts_max(self) -> int | None:
@@ -117,6 +128,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     created_at_us: int
     is_paused: bool = False
 
+
+_Part = TypeVar("_Part", SamplePolicy, LagLimits, GroupPolicy)
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "ack_deadline_s": (0, 600),
@@ -153,10 +166,14 @@ _WHOLE = {
 def parse_policy(options: dict[str, Any], base: SubscriptionPolicy | None = None) -> SubscriptionPolicy:
     """The policy that ``options`` describe, on top of ``base``; refuses unknown names and bad values.
 
-    ``retry`` may be given in part; what it leaves out is taken from ``base``.
+    ``retry``, ``sample``, ``lag`` and ``group`` may be given in part; what they leave out is ``base``'s.
     """
     _refuse_unknown(options, SubscriptionPolicy, "subscription option")
-    merged = msgspec.to_builtins(base or SubscriptionPolicy())
+    base = base or SubscriptionPolicy()
+    merged = msgspec.to_builtins(base)
+    sample = _part(options, "sample", SamplePolicy, parse_sample_policy, base.sample)
+    lag = _part(options, "lag", LagLimits, parse_lag_limits, base.lag)
+    group = _part(options, "group", GroupPolicy, parse_group_policy, base.group) or GroupPolicy()
     retry = options.get("retry", {})
     if isinstance(retry, RetryPolicy):
         retry = msgspec.to_builtins(retry)
@@ -166,12 +183,29 @@ def parse_policy(options: dict[str, Any], base: SubscriptionPolicy | None = None
     _check_values(options, _BOUNDS)
     _check_values(retry, _RETRY_BOUNDS, "retry.")
     merged |= {**options, "retry": {**merged["retry"], **retry}}
+    merged |= {"sample": msgspec.to_builtins(sample), "lag": msgspec.to_builtins(lag)}
+    merged["group"] = msgspec.to_builtins(group)
     try:
         policy = msgspec.convert(merged, SubscriptionPolicy)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"bad subscription option: {error}") from error
     _check_together(policy)
     return policy
+
+
+def _part(
+    options: dict[str, Any], name: str, kind: type[_Part], parse: Any, base: _Part | None
+) -> _Part | None:
+    """An option that is a group of options: given whole, in part, or as ``None``."""
+    given = options.get(name, base)
+    if given is None:
+        return None
+    if isinstance(given, kind):
+        given, base = msgspec.to_builtins(given), None
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"{name} must be a mapping of options, not {given!r}")
+    found: _Part = parse(given, base)
+    return found
 
 
 def _refuse_unknown(options: dict[str, Any], kind: type[msgspec.Struct], noun: str) -> None:
@@ -220,6 +254,11 @@ def _check_together(policy: SubscriptionPolicy) -> None:
         raise InvalidArgument(f"{what} needs a dead_letter_topic", hint="Name one, so that nothing is lost.")
     if policy.guarantee is Guarantee.EXACTLY_ONCE and policy.ack_deadline_s == 0:
         raise InvalidArgument("ack_deadline_s must be above 0 with exactly_once, not 0")
+    if policy.group.mode is GroupMode.PARTITIONED and policy.ordering in (Ordering.PUBLISHER, Ordering.TOTAL):
+        raise InvalidArgument(
+            f"a partitioned group cannot keep the {policy.ordering.value} order, which spans partitions",
+            hint="Use ordering='key' or 'none', or a shared group.",
+        )
     if policy.key_window > 1 and policy.ordering is Ordering.NONE:
         raise InvalidArgument(f"key_window {policy.key_window} needs an ordering")
     if len(policy.filter) > FILTER_LENGTH_MAX:

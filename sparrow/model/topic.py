@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from sparrow.model.errors import InvalidArgument
+from sparrow.model.flow import FlowPolicy, parse_flow_policy
 from sparrow.model.limits import PARTITIONS_MAX
 from sparrow.model.message import StreamId
 from sparrow.model.names import parse_topic
@@ -48,6 +50,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Keep what some subscription has not acked, whatever the limits say."""
     dedupe_window_s: float = 600.0
     """How long a repeated idempotency key returns the first receipt."""
+    flow: FlowPolicy = FlowPolicy()
+    """What happens when publishers are faster than consumers; nothing by default."""
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +77,10 @@ def parse_partitions(value: object) -> int:
 
 
 def parse_policy(options: dict[str, Any], base: TopicPolicy | None = None) -> TopicPolicy:
-    """The policy that ``options`` describe, on top of ``base``; refuses unknown names and bad values."""
+    """The policy that ``options`` describe, on top of ``base``; refuses unknown names and bad values.
+
+    ``flow`` may be given in part; what it leaves out is taken from ``base``. ``None`` takes all limits away.
+    """
     known = set(TopicPolicy.__struct_fields__)
     unknown = sorted(set(options) - known)
     if unknown:
@@ -81,13 +88,25 @@ def parse_policy(options: dict[str, Any], base: TopicPolicy | None = None) -> To
             f"unknown topic option {', '.join(unknown)}",
             hint=f"Topic options are: {', '.join(sorted(known))}.",
         )
-    merged = {**msgspec.to_builtins(base or TopicPolicy()), **options}
+    base = base or TopicPolicy()
+    flow = _flow(options["flow"], base.flow) if "flow" in options else base.flow
+    merged = {**msgspec.to_builtins(base), **options, "flow": msgspec.to_builtins(flow)}
     try:
         policy = msgspec.convert(merged, TopicPolicy)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"bad topic option: {error}") from error
     _check_positive(policy)
     return policy
+
+
+def _flow(given: Any, base: FlowPolicy) -> FlowPolicy:
+    if given is None:
+        return FlowPolicy()
+    if isinstance(given, FlowPolicy):
+        return parse_flow_policy(msgspec.to_builtins(given))
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"flow must be a mapping of flow options, not {given!r}")
+    return parse_flow_policy(given, base)
 
 
 def _check_positive(policy: TopicPolicy) -> None:

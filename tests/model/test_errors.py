@@ -97,5 +97,7 @@ def test_only_what_may_pass_later_is_retryable() -> None:
         "BACKLOGGED",
         "PUBLISH_REJECTED",
         "RATE_LIMITED",
+        "TOO_MANY_CONNECTIONS",
+        "CONNECTION_LOST",
         "STORAGE_FULL",
     }
