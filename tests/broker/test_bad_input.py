@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -427,7 +428,9 @@ asyncio.run(main())
         assert holder.stdin is not None
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        before = listing(data)
+        before: object = None
+        while before != (before := listing(data)):  # The holder notes its new file in its own time.
+            await asyncio.sleep(0.3)
         error = await refuses_to_open(data, DataDirectoryLocked)
         assert str(holder.pid) in error.message
         assert listing(data) == before
