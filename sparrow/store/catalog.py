@@ -276,9 +276,12 @@ class Catalog:
     def checkpoint(
         self, cursors: Sequence[CursorCheckpoint], producers: Sequence[ProducerState] = ()
     ) -> None:
-        """Stores the newest state of cursors and producers in the place of older ones."""
+        """Stores the newest state of cursors and producers in the place of older ones. A subscription that
+        was deleted since its cursor was handed over is passed over."""
         with self._session.transaction() as change:
-            change.put(CURSORS, [to_row(cursor) for cursor in cursors])
+            ids = sorted({cursor.subscription_id for cursor in cursors})
+            known = {row[0] for row in self._session.rows_with_keys(SUBSCRIPTIONS, [(each,) for each in ids])}
+            change.put(CURSORS, [to_row(cursor) for cursor in cursors if cursor.subscription_id in known])
             change.put(PRODUCER_STATES, [to_row(state) for state in producers])
 
     # Producers.

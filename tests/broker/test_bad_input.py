@@ -429,7 +429,7 @@ asyncio.run(main())
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
         before: object = None
-        while before != (before := listing(data)):  # The holder notes its new file in its own time.
+        while before != (before := listing(data)):  # noqa: ASYNC110 - the holder notes its file in its own time
             await asyncio.sleep(0.3)
         error = await refuses_to_open(data, DataDirectoryLocked)
         assert str(holder.pid) in error.message

@@ -254,6 +254,15 @@ def test_a_checkpoint_replaces_the_older_one_and_the_last_of_a_key_stays(catalog
     assert catalog.cursors() == [newest, other]
 
 
+def test_a_checkpoint_of_a_subscription_that_was_deleted_meanwhile_is_passed_over(catalog: Catalog) -> None:
+    kept = catalog.create_subscription("billing", "orders", b"{}", 0)
+    gone = catalog.create_subscription("shipping", "orders", b"{}", 0)
+    catalog.delete_subscription(gone.id)
+    mine = CursorCheckpoint(kept.id, 1, b"mine")
+    catalog.commit_seal(0, [], {}, [mine, CursorCheckpoint(gone.id, 1, b"gone")])
+    assert catalog.cursors() == [mine]
+
+
 def test_a_sealed_end_never_falls(catalog: Catalog) -> None:
     topic = catalog.create_topic("orders", 1, POLICY, 0)
     catalog.commit_seal(0, [segment(topic.id, 0, 0, 10)], {StreamId(topic.id, 0): 4})
@@ -361,10 +370,6 @@ def refusals() -> dict[str, tuple[Callable[[Catalog], object], type[Exception]]]
         "an end of no topic": (
             lambda c: c.commit_seal(99, [segment(1, 0, 500, 510)], {StreamId(77, 0): 5}),
             TopicNotFound,
-        ),
-        "a cursor of no subscription": (
-            lambda c: c.commit_seal(99, [segment(1, 0, 500, 510)], {}, [CursorCheckpoint(77, 0, b"")]),
-            PreconditionFailed,
         ),
         "a state of no producer": (
             lambda c: c.commit_seal(99, [segment(1, 0, 500, 510)], {}, [], [ProducerState(77, 1, 0, b"")]),
