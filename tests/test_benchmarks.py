@@ -35,6 +35,13 @@ PROMISES = {
         "resident, embedded and idle",
         "resident, sparrow up and idle",
     },
+    "backpressure": {
+        "worst backlog to its hard limit",
+        "worst growth of memory",
+        "most changes of mode",
+        "neighbour's rate beside to alone",
+        "critical messages that passed",
+    },
     "groups": {
         "sticky assignment",
         "sticky assignment, one joined",

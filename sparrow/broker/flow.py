@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -296,7 +296,8 @@ class Flow:
         """Of topics without limits, for publishers that have some."""
         self._own: dict[tuple[str, str], RateLimit] = {}
         self._task: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._is_hurried = False
+        self._rested: asyncio.Future[None] | None = None
         self._log = logs.get("flow")
         for topic in topics:
             self.topic_changed(topic)
@@ -417,13 +418,23 @@ class Flow:
     async def _rest(self) -> None:
         """Until the next look is due; sooner when old messages must go before it."""
         await asyncio.sleep(TICK_LEAST_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), TICK_S - TICK_LEAST_S)
-        self._hurry.clear()
+        if not self._is_hurried:
+            # Not wait_for: in Python 3.11 it may swallow the cancellation by which this task is stopped.
+            loop = asyncio.get_running_loop()
+            self._rested = loop.create_future()
+            alarm = loop.call_later(TICK_S - TICK_LEAST_S, _set, self._rested)
+            try:
+                await self._rested
+            finally:
+                alarm.cancel()
+                self._rested = None
+        self._is_hurried = False
 
     def hurry(self) -> None:
         """A topic is full and goes on taking messages."""
-        self._hurry.set()
+        self._is_hurried = True
+        if self._rested is not None:
+            _set(self._rested)
 
     async def _observe(self, gate: Gate) -> None:
         """The slowest subscription of a topic, and what follows from it."""

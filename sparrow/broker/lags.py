@@ -158,11 +158,10 @@ class Lags:
 
     async def _look(self, courier: Courier) -> None:
         watch = courier.watch
-        if watch is None or watch.meter is None:
-            is_idle = watch is None or not watch.is_busy
-            if is_idle and courier.subscription.policy.sample is None and total(self.of(courier)) == 0:
-                return
         before = LagLevel.OK if watch is None or watch.meter is None else watch.meter.level
+        is_at_work = (watch is not None and watch.is_busy) or before is not LagLevel.OK
+        if not is_at_work and courier.subscription.policy.sample is None and total(self.of(courier)) == 0:
+            return
         report = await self._observe(courier)
         if report.level is not before:
             self._tell(courier, before, report)

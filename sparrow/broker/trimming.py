@@ -2,7 +2,7 @@
 
 Each subscription that is too far behind gets a cumulative ack of its oldest messages: a fact in the journal,
 as if it had committed, so a restart knows of it too. What consumers hold of them is taken along. Over several
-partitions each gives its share. Where a filter passed messages over, rather too little is given up.
+partitions each gives its share, rounded down. Rather too little is given up than too much.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Trimming:
         """Up to where a stream gives its share of what is too much."""
         if excess <= 0 or lag.messages <= 0 or lag.oldest_offset is None:
             return 0
-        share = -(-excess * lag.messages // depth)
+        share = excess * lag.messages // depth
+        if share == 0:
+            return 0
         end = self._store.bounds(lag.stream).end_offset
         waiting = courier.delivery.cursor(lag.stream).unacked(lag.oldest_offset, end)
         return int(waiting[min(share, len(waiting)) - 1]) + 1 if waiting else 0
