@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sparrow.model.errors import InvalidArgument
 
+_U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
@@ -83,25 +84,30 @@ class Parser:
     def _take(self, count: int, what: str) -> memoryview:
         end = self._at + count
         if end > len(self._payload):
-            raise InvalidArgument(f"the frame ends within its {what}")
+            raise _ends_within(what)
         piece = self._payload[self._at : end]
         self._at = end
         return piece
 
+    def _number(self, layout: struct.Struct, what: str) -> int:
+        try:
+            found: int = layout.unpack_from(self._payload, self._at)[0]
+        except struct.error as error:
+            raise _ends_within(what) from error
+        self._at += layout.size
+        return found
+
     def u8(self, what: str) -> int:
-        return self._take(1, what)[0]
+        return self._number(_U8, what)
 
     def u16(self, what: str) -> int:
-        found: int = _U16.unpack(self._take(2, what))[0]
-        return found
+        return self._number(_U16, what)
 
     def u32(self, what: str) -> int:
-        found: int = _U32.unpack(self._take(4, what))[0]
-        return found
+        return self._number(_U32, what)
 
     def u64(self, what: str) -> int:
-        found: int = _U64.unpack(self._take(8, what))[0]
-        return found
+        return self._number(_U64, what)
 
     def flag(self, what: str) -> bool:
         value = self.u8(what)
@@ -130,14 +136,23 @@ class Parser:
             raise InvalidArgument(f"the frame has {rest} bytes too many")
 
 
+def _ends_within(what: str) -> InvalidArgument:
+    return InvalidArgument(f"the frame ends within its {what}")
+
+
 def text(value: str) -> bytes:
-    raw = value.encode()
+    try:
+        raw = value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{value!a} cannot be written as UTF-8") from error
     if len(raw) > 0xFFFF:
         raise InvalidArgument(f"a text of {len(raw)} bytes is too long; 65,535 are allowed")
     return _U16.pack(len(raw)) + raw
 
 
 def _headers(headers: dict[str, str]) -> bytes:
+    if len(headers) > 0xFFFF:
+        raise InvalidArgument(f"{len(headers)} headers are too many; 65,535 are allowed")
     pairs = [text(name) + text(value) for name, value in headers.items()]
     return _U16.pack(len(pairs)) + b"".join(pairs)
 

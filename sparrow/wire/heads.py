@@ -11,6 +11,8 @@ from sparrow.model.errors import InvalidArgument, SparrowError, from_dict
 from sparrow.wire.frame import VERSION, Frame, FrameType, pack
 
 _U32 = struct.Struct(">I")
+_NOT_DETAILS = frozenset({"self", "message", "hint"})
+"""Names that no error has among its details, because its constructor takes them for something else."""
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
@@ -189,7 +191,8 @@ class WireError(Head, array_like=True, frozen=True):
 
     def to_exception(self) -> SparrowError:
         """The typed error that the other end raised."""
-        fields = {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details}
+        details = {name: value for name, value in self.details.items() if name not in _NOT_DETAILS}
+        fields = {"code": self.code, "message": self.message, "hint": self.hint, "details": details}
         return from_dict(fields)
 
 
@@ -227,7 +230,8 @@ HEADS: dict[int, type[Head]] = {
         Extend, Unsubscribe, Leave, Rebalance, Commit, Flow, WireError, Fetch, Fetched, Close, Beat,
     )
 }  # fmt: skip
-ACK, NACK = 1, 2
+ACK, NACK, RETURN = 1, 2, 3
+"""Kinds of SETTLE."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(head) for kind, head in HEADS.items()}
@@ -254,18 +258,32 @@ def decode(frame: Frame) -> tuple[Any, memoryview]:
         raise InvalidArgument(f"the frame is too short for its head of {length} bytes")
     try:
         head = decoder.decode(payload[_U32.size : _U32.size + length])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"the head of the frame does not parse: {error}") from error
     return head, payload[_U32.size + length :]
 
 
 def error(problem: SparrowError, *, is_fatal: bool = False) -> WireError:
     """The frame that carries an error."""
-    details = {name: value for name, value in problem.details.items() if _is_plain(value)}
-    return WireError(problem.code, problem.message, problem.hint, details, is_fatal)
+    details = {name: value for name, value in problem.details.items() if _is_plain(value) and _fits(value)}
+    return WireError(problem.code, _utf8(problem.message), _utf8(problem.hint), details, is_fatal)
 
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | int | float | bool)
+
+
+def _fits(value: object) -> bool:
+    """MessagePack has no integers beyond 64 bits and no halves of characters; such a detail stays behind."""
+    try:
+        _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _utf8(value: str) -> str:
+    """File names that are not UTF-8 get into messages as halves of characters, which cannot be sent."""
+    return value.encode(errors="backslashreplace").decode()
