@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from sparrow.broker import admission, chance, condition, logs
+from sparrow.broker import chance, condition, logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.deadletters import HIDDEN, DeadLetters
 from sparrow.broker.feeding import Services
@@ -54,6 +54,7 @@ from sparrow.model.names import parse_producer, parse_subscription
 from sparrow.model.settings import Settings
 from sparrow.model.subscription import Subscription
 from sparrow.model.topic import Topic
+from sparrow.store import admission
 from sparrow.store import batch as batches
 from sparrow.store.batch import Body
 from sparrow.store.local import LocalStore
@@ -327,6 +328,12 @@ class Broker:
         self._repeats.open_epoch(*identity)
         return Producer(name, identity, self._ingress, self._topics, self._repeats, order, sender)
 
+    async def next_sequence(self, producer_id: int, topic: str) -> int:
+        """The sequence that a producer's next new message to a topic has."""
+        self._check_open()
+        found = await self._topics.resolve(topic)
+        return self._repeats.ledger(producer_id, found.id).expected or 0
+
     # Flow control.
 
     async def set_publisher_limits(self, publisher: str, **limits: Any) -> RateLimit:
@@ -425,6 +432,11 @@ class Broker:
         self._check_open()
         return await self._reading.batches(topic, partition, offset, max_bytes)
 
+    async def wait_for(self, topic: str, offset: int, *, partition: int = 0, timeout_s: float = 1.0) -> None:
+        """Returns when a partition reaches beyond ``offset``, or after ``timeout_s``."""
+        self._check_open()
+        await self._reading.wait(topic, partition, offset, timeout_s)
+
     async def offset_at(self, topic: str, moment: datetime | float, *, partition: int = 0) -> int:
         """The first offset published at or after a moment."""
         self._check_open()
@@ -469,6 +481,7 @@ class Broker:
     def _arrived(self, stream: StreamId) -> None:
         """New messages of a stream can be read."""
         self._subscriptions.arrived(stream)
+        self._reading.arrived(stream)
 
     def _check_open(self) -> None:
         if self._is_closed:

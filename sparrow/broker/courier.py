@@ -19,7 +19,6 @@ from pyroaring import BitMap64
 
 from sparrow.broker import logs
 from sparrow.broker.feeding import Feeding, Services
-from sparrow.broker.handover import deliveries
 from sparrow.broker.pages import Page
 from sparrow.broker.watch import Watch
 from sparrow.kernel.delivery import Delivery
@@ -29,8 +28,10 @@ from sparrow.kernel.filter import Filter
 from sparrow.kernel.pace import Deadline
 from sparrow.kernel.schedule import NEVER_US
 from sparrow.model.errors import SparrowError
+from sparrow.model.group import GroupPolicy
 from sparrow.model.message import Delivered, StreamId
 from sparrow.model.subscription import Guarantee, Ordering, Subscription
+from sparrow.store.handover import deliveries
 
 _TICK_S = 0.01
 """Time between two ticks at least: what is due and cannot be done yet, because the journal is frozen or a
@@ -60,6 +61,10 @@ class Membership(Protocol):
     def settled(self, decided: Settled) -> None: ...
 
     def streams_changed(self) -> None: ...
+
+    def lag_critical(self) -> None: ...
+
+    def check_policy(self, policy: GroupPolicy) -> None: ...
 
     def moved(self, courier: Courier) -> None: ...
 
@@ -93,7 +98,7 @@ class Ends(Sequence[Any]):
 class Moment(NamedTuple):
     """When a message was published."""
 
-    publish_time_us: int
+    about_published_us: int
 
 
 class Courier(Feeding):
@@ -168,7 +173,7 @@ class Courier(Feeding):
             for run, topic, rows, page in await self._portions(over):
                 found += deliveries(rows, page.contents(rows), run, topic, owner, page.published_at_us)
             found = self._in_order(found) if len(over.runs) > 1 else found
-            found = found if max_bytes is None else self._cut(found, max_bytes)
+            found = found if max_bytes is None else self._cut(found, over, max_bytes)
             if found:
                 self._note_hand_over(consumer, over, found)
                 return found
@@ -259,7 +264,7 @@ class Courier(Feeding):
                     place += count
         except BaseException:
             for run in over.runs:
-                self.delivery.give_back(run.stream, BitMap64(run.to_offsets()))
+                self.delivery.give_back(run, BitMap64(run.to_offsets()))
             raise
         if over.runs[0].deadline_us < self._timer_at_us:
             self.set_timer()
@@ -283,11 +288,11 @@ class Courier(Feeding):
                 kept.append(portion._replace(rows=rows.slice(0, count)))
             back = rows.column("offset").slice(count).to_pylist()
             if back:
-                self.delivery.give_back(portion.run.stream, BitMap64(back))
+                self.delivery.give_back(portion.run, BitMap64(back))
         self.wake()
         return kept
 
-    def _cut(self, found: list[Delivered], max_bytes: int) -> list[Delivered]:
+    def _cut(self, found: list[Delivered], over: HandOver, max_bytes: int) -> list[Delivered]:
         """As many as fit, at least one; the others are ready again and were never tried."""
         if self.subscription.policy.guarantee is Guarantee.AT_MOST_ONCE:
             return found  # They are acked already: taking them back would lose them.
@@ -301,8 +306,9 @@ class Courier(Feeding):
         for message in found[count:]:
             stream = StreamId(message.topic_id, message.partition)
             back.setdefault(stream, BitMap64()).add(message.offset)
-        for stream, offsets in back.items():
-            self.delivery.give_back(stream, offsets)
+        for run in over.runs:
+            if run.stream in back:
+                self.delivery.give_back(run, back[run.stream])
         if back:
             self.wake()
         return found[:count]

@@ -17,10 +17,8 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from sparrow.broker import logs
-from sparrow.broker.admission import check_row, rows_to_batch
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
-from sparrow.broker.handover import messages
 from sparrow.broker.pages import REPLAY_FOR, REPLAY_ROUND, Page, Pages
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
@@ -47,6 +45,8 @@ from sparrow.model.message import Message, MessageId, StreamId
 from sparrow.model.subscription import SubscriptionPolicy
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
+from sparrow.store.admission import check_row, rows_to_batch
+from sparrow.store.handover import messages
 from sparrow.store.ports import BatchDraft, LogBatch, Store
 
 HIDDEN = "~dlq"

@@ -37,9 +37,7 @@ _PACE_S = 1.0
 
 
 class Attendant(Protocol):
-    """A member's handle in this process: told of a new generation, if it wants to be."""
-
-    is_automatic: bool
+    """A member's handle in this process: told of a new generation."""
 
     def generation_began(self) -> None: ...
 
@@ -220,6 +218,8 @@ class GroupRunner:
             name, incarnation, generation, stream, offset, self._clock.now_us(), metadata
         )
         decided = self._courier.delivery.commit(stream, offset, bounds.end_offset)
+        if self._courier.watch is not None:
+            self._courier.watch.committed(stream, offset, self._clock.now_us())
         await self._courier.journal([*decided.facts, *noted])
 
     # Looking.
@@ -276,6 +276,18 @@ class GroupRunner:
         self._group.rebalance(self._clock.now_us())
         self._step()
 
+    def check_policy(self, policy: GroupPolicy) -> None:
+        """Refuses what members cannot be asked to go along with."""
+        if policy.mode is not self.policy.mode and self.has_members:
+            raise PreconditionFailed(
+                f"the group has members; it cannot become {policy.mode.value}", hint="Let them leave first."
+            )
+
+    def lag_critical(self) -> None:
+        """Messages wait long for a member: share anew, now and then."""
+        if self._group.lag_critical(self._clock.now_us()):
+            self._step()
+
     def streams_changed(self) -> None:
         self._group.set_streams(self._courier.streams, self._clock.now_us())
         self._step()
@@ -302,7 +314,7 @@ class GroupRunner:
             self._log("generation-began", "", generation=self.generation)
             for name in [m.member_id for m in self._group.members]:
                 attendant = self._attendants.get(name)
-                if attendant is not None and attendant.is_automatic:
+                if attendant is not None:
                     attendant.generation_began()
         if has_begun or self._group.drains:
             self._step()

@@ -8,13 +8,11 @@ not at all: its pieces are one atomic chain.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparrow.broker import admission
 from sparrow.broker.clock import Clock
 from sparrow.broker.flow import Flow, Gate
 from sparrow.broker.repeats import Repeats
@@ -25,9 +23,9 @@ from sparrow.kernel.dedupe import KeyWindow, Request, Stored
 from sparrow.kernel.partition import partitions_of
 from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.flow import ANYONE, Sender
-from sparrow.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from sparrow.model.message import Receipt, Receipts, Run, StreamId
 from sparrow.model.topic import Topic
+from sparrow.store import admission
 from sparrow.store import batch as batches
 from sparrow.store.batch import Body
 from sparrow.store.ports import BatchDraft, Commit, Store
@@ -123,7 +121,7 @@ class Ingress:
             found = Receipts(topic.name, topic.id, [], [])
             if chosen.num_rows:
                 found = await self._publish_plain(gate.topic, chosen)
-            return found.spread(_spread(kept))
+            return found.spread_over(kept.to_pylist() if isinstance(kept, pa.Array) else kept)
 
     async def _publish_plain(
         self, topic: Topic, batch: pa.RecordBatch, encoded: Encoded | None = None
@@ -134,12 +132,12 @@ class Ingress:
 
     async def publish_table(self, topic: Topic, table: pa.Table, sender: Sender = ANYONE) -> Receipts:
         """A table of any size, as many batches, some of them on their way together, in order."""
-        pieces, parts = cut(table), []
+        pieces, parts = batches.cut(table), []
         for start in range(0, len(pieces), _TABLE_WINDOW):
             window = pieces[start : start + _TABLE_WINDOW]
             some = [self.publish_batch(topic, piece, sender=sender) for piece in window]
             parts += await asyncio.gather(*some)
-        return _joined(topic, parts)
+        return Receipts.join(parts)
 
     async def admit_ahead(self, topic: Topic, batch: pa.RecordBatch, sender: Sender) -> None:
         """Passes flow control now for a batch that is published later, with ``is_admitted``."""
@@ -337,16 +335,6 @@ def _hear(task: asyncio.Task[Commit]) -> None:
         task.exception()
 
 
-def cut(table: pa.Table) -> list[pa.RecordBatch]:
-    """A table in publish form as batches of a good size."""
-    found: list[pa.RecordBatch] = []
-    for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_MESSAGES_MAX):
-        count = -(-batch.nbytes // BATCH_BYTES_MAX)
-        step = -(-batch.num_rows // max(1, count))
-        found.extend(batch.slice(start, step) for start in range(0, batch.num_rows, step))
-    return found
-
-
 def _with_sequence(batch: pa.RecordBatch, sequences: pa.Array) -> pa.RecordBatch:
     columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns["sequence"] = sequences
@@ -370,26 +358,6 @@ def _receipts(topic: Topic, pieces: Sequence[_Piece], commit: Commit, count: int
         for within, row in enumerate(piece.rows or ()):
             rows[row] = (number, within)
     return Receipts(topic.name, topic.id, runs, rows)
-
-
-def _joined(topic: Topic, parts: Sequence[Receipts]) -> Receipts:
-    if len(parts) == 1:
-        return parts[0]
-    receipts = [receipt for part in parts for receipt in part]
-    runs = [
-        Run(r.partition, r.offset, 1, r.publish_time_us, r.is_duplicate) for r in receipts if not r.is_dropped
-    ]
-    found = Receipts(topic.name, topic.id, runs, [(number, 0) for number in range(len(runs))])
-    if len(runs) == len(receipts):
-        return found
-    return found.spread(_spread([not receipt.is_dropped for receipt in receipts]))
-
-
-def _spread(kept: Iterable[Any]) -> list[int]:
-    """For each message its place among those that are kept, -1 for one that is not."""
-    flags = kept.to_pylist() if isinstance(kept, pa.Array) else list(kept)
-    places = itertools.count()
-    return [next(places) if is_kept else -1 for is_kept in flags]
 
 
 def _places(pieces: Sequence[_Piece], commit: Commit) -> list[tuple[int, Stored]]:

@@ -165,6 +165,8 @@ class Lags:
         report = await self._observe(courier)
         if report.level is not before:
             self._tell(courier, before, report)
+        if courier.group is not None and report.levels.get("assignment") is LagLevel.CRITICAL:
+            courier.group.lag_critical()
 
     async def _observe(self, courier: Courier) -> LagReport:
         policy, watch = courier.subscription.policy, _watch(courier)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from sparrow.broker.groups import GroupRunner, Groups
 from sparrow.broker.subscription import BrokerSubscription, Desk
 from sparrow.kernel.lease import AckNames
 from sparrow.kernel.member import Reply
-from sparrow.model.errors import InvalidArgument, SparrowError, StaleGeneration
+from sparrow.model.errors import InvalidArgument, MemberNotFound, SparrowError, StaleGeneration
 from sparrow.model.group import Assigned, Committed, MemberInfo
 from sparrow.model.message import Delivered, StreamId
 
@@ -47,6 +47,8 @@ class BrokerMember(BrokerSubscription):
         self._seat = _Seat(self)
         self._timer: asyncio.TimerHandle | None = None
         self._has_left = False
+        self.on_generation: Callable[[], None] | None = None
+        """Told of every new generation; for whoever takes it up by hand."""
         joined = self._runner.join(
             name, _Attendant(self), max_in_flight=max_in_flight, is_static=is_static, instance=instance
         )
@@ -58,6 +60,16 @@ class BrokerMember(BrokerSubscription):
 
     def __repr__(self) -> str:
         return f"<Member {self.consumer!r} of {self.name!r}, generation {self.generation}>"
+
+    @property
+    def owner(self) -> Any:
+        """Whom messages are settled with. It does not hold itself: when the program drops it, it is gone at
+        once, and its signs of life with it, not when memory is next looked through."""
+        return self if self._owner is None else self._owner
+
+    @owner.setter
+    def owner(self, owner: Any) -> None:
+        self._owner = None if owner is self else owner
 
     @property
     def _runner(self) -> GroupRunner:
@@ -78,9 +90,10 @@ class BrokerMember(BrokerSubscription):
 
     async def heartbeat(self, status: str = "") -> Reply:
         """Says that it lives and takes up what has changed; a manual member does this in time."""
-        return self._beat(status)
+        return self.beat(status)
 
-    def _beat(self, status: str = "") -> Reply:
+    def beat(self, status: str = "") -> Reply:
+        """The same for whoever cannot wait."""
         if self._has_left:
             self._check()
         reply = self._runner.heartbeat(self.consumer, self.incarnation, self.generation, status)
@@ -93,11 +106,22 @@ class BrokerMember(BrokerSubscription):
             return
         await self._courier.flush()
         self._stop()
-        self._runner.leave(self.consumer, self.incarnation)
+        with suppress(MemberNotFound, StaleGeneration):  # It is none any more: that is what was wanted.
+            self._runner.leave(self.consumer, self.incarnation)
         self._tell_loss()
 
     async def close(self) -> None:
         await self.leave()
+
+    def abandon(self, *, is_graceful: bool = False) -> None:
+        """Its connection is gone. What it held goes to others; a static member keeps its seat for a while."""
+        if self._has_left:
+            return
+        self._stop()
+        with suppress(StaleGeneration):  # Another process has its name, and what is held under it.
+            self._runner.check(self.consumer, self.incarnation, self.generation)
+            super().abandon(is_graceful=is_graceful)
+        self._runner.lost(self.consumer, self.incarnation)
 
     def _stop(self) -> None:
         """No more signs of life."""
@@ -112,7 +136,7 @@ class BrokerMember(BrokerSubscription):
         self, max_messages: int = 100, timeout_s: float = 0.0, *, max_bytes: int | None = None
     ) -> list[Delivered]:
         """Up to ``max_messages`` of its share, waiting up to ``timeout_s`` for the first."""
-        self._beat()
+        self.beat()
         self._check_pull(max_messages, timeout_s, max_bytes)
         self._runner.pull_began(self.consumer, max_messages)
         try:
@@ -123,7 +147,7 @@ class BrokerMember(BrokerSubscription):
     async def pull_portions(
         self, max_messages: int = 100, timeout_s: float = 0.0, *, max_bytes: int | None = None
     ) -> list[Portion]:
-        self._beat()
+        self.beat()
         self._runner.pull_began(self.consumer, max_messages)
         try:
             return await super().pull_portions(max_messages, timeout_s, max_bytes=max_bytes)
@@ -161,16 +185,23 @@ class BrokerMember(BrokerSubscription):
 
 
 class _Seat:
-    """What the courier asks of a member."""
+    """What the courier asks of a member, while that pulls."""
 
-    __slots__ = ("_member",)
+    __slots__ = ("_held",)
 
     def __init__(self, member: BrokerMember) -> None:
-        self._member = member
+        self._held = weakref.ref(member)
+
+    @property
+    def _member(self) -> BrokerMember:
+        member = self._held()
+        assert member is not None, "whoever pulls is there"
+        return member
 
     def grant(self, wanted: int) -> tuple[int, Collection[StreamId] | None]:
-        self._member._check()
-        return self._member._runner.grant(self._member.consumer, wanted)
+        member = self._member
+        member._check()
+        return member._runner.grant(member.consumer, wanted)
 
     def room(self, wanted: int) -> int:
         return self._member._runner.room(self._member.consumer, wanted)
@@ -184,15 +215,18 @@ class _Attendant:
 
     def __init__(self, member: BrokerMember) -> None:
         self._member = weakref.ref(member)
-        self.is_automatic = member.is_automatic
 
     def generation_began(self) -> None:
         """Takes it up at once. This runs while facts are applied, so a refusal must not get out: one member
         that is out of step would freeze the journal for all. Its next pull or ack says so."""
         member = self._member()
-        if member is not None:
+        if member is None:
+            return
+        if member.is_automatic:
             with suppress(SparrowError):
-                member._beat()
+                member.beat()
+        elif member.on_generation is not None:
+            asyncio.get_running_loop().call_soon(member.on_generation)
 
 
 def _beat_on(held: Any) -> None:
@@ -201,7 +235,7 @@ def _beat_on(held: Any) -> None:
     if member is None or member._has_left:
         return
     try:
-        member._beat()
+        member.beat()
         wait_s = member.policy.group.heartbeat_s / 2
     except SparrowError:
         member._timer = None  # The next pull or ack says so.

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from sparrow.broker.handover import Contents, contents
 from sparrow.kernel.batchview import BatchView
 from sparrow.kernel.filter import Filter
 from sparrow.kernel.filterset import FilterSet
 from sparrow.model.message import StreamId
+from sparrow.store.handover import Contents, contents
 from sparrow.store.ports import LogBatch, Store
 
 _PAGE_READ_BYTES = 1024 * 1024

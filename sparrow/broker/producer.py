@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparrow.broker import admission
 from sparrow.broker.ingress import Ingress, ProducerId
 from sparrow.broker.inorder import InOrder
 from sparrow.broker.repeats import Repeats
@@ -13,6 +12,7 @@ from sparrow.broker.topics import Topics
 from sparrow.model.errors import InvalidArgument
 from sparrow.model.flow import ANYONE, Sender
 from sparrow.model.message import Receipt, Receipts
+from sparrow.store import admission
 
 
 class Producer:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from sparrow.broker import handover
 from sparrow.broker.topics import Topics
 from sparrow.model.errors import InvalidArgument
-from sparrow.model.message import Message, to_us
+from sparrow.model.message import Message, StreamId, to_us
+from sparrow.store import handover
 from sparrow.store.ports import Bounds, Store
 
 READ_BYTES = 4 * 1024 * 1024
@@ -22,6 +23,27 @@ class Reading:
     def __init__(self, store: Store, topics: Topics) -> None:
         self._store = store
         self._topics = topics
+        self._waiting: dict[StreamId, asyncio.Future[None]] = {}
+        """Resolved when something arrives in a stream that somebody waits for."""
+
+    def arrived(self, stream: StreamId) -> None:
+        """New messages of a stream can be read."""
+        waiting = self._waiting.pop(stream, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def wait(self, topic: str, partition: int, offset: int, timeout_s: float) -> None:
+        """Returns when the log reaches beyond an offset, or after a time."""
+        _, stream = self._topics.stream(topic, partition)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._store.bounds(stream).end_offset <= offset:
+                    found = self._waiting.get(stream)
+                    if found is None or found.done():
+                        found = self._waiting[stream] = asyncio.get_running_loop().create_future()
+                    await asyncio.shield(found)
+        except TimeoutError:
+            return
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self._store.bounds(self._topics.stream(topic, partition)[1])

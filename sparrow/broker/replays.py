@@ -14,7 +14,6 @@ from contextlib import suppress
 from pyroaring import BitMap64
 
 from sparrow.broker import logs
-from sparrow.broker.admission import check_row
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
 from sparrow.broker.deadletters import DeadLetters
@@ -30,6 +29,7 @@ from sparrow.kernel.replay import ReplayJob, ReplayStatus, original_of, parse_se
 from sparrow.model.deadletter import DeadLetter
 from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.message import StreamId
+from sparrow.store.admission import check_row
 from sparrow.store.ports import BatchDraft, Store
 
 _STEP = 100

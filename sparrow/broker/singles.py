@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sparrow.broker.admission import Row, rows_to_batch
 from sparrow.kernel.partition import partition_of
 from sparrow.model.errors import JournalFrozen, SparrowError
 from sparrow.model.limits import BATCH_BYTES_MAX
 from sparrow.model.message import Receipt, StreamId
 from sparrow.model.topic import Durability, Topic
 from sparrow.store import batch as batches
+from sparrow.store.admission import Row, rows_to_batch
 from sparrow.store.ports import BatchDraft, Commit, Store
 
 _ROW_BYTES = 64  # what a message without data costs, roughly; only used to cut batches

@@ -28,7 +28,7 @@ from sparrow.kernel.lease import AckNames, name_offsets, parse_ack_ids
 from sparrow.model.errors import BrokerClosed, InvalidAckId, InvalidArgument, PreconditionFailed
 from sparrow.model.group import Committed, GroupInfo, GroupMode, MemberInfo
 from sparrow.model.message import Delivered
-from sparrow.model.subscription import SubscriptionPolicy, parse_policy
+from sparrow.model.subscription import Subscription, SubscriptionPolicy, parse_policy
 
 PULL_MAX = 100_000
 Target = Iterable[Delivered | str] | Delivered
@@ -77,6 +77,11 @@ class BrokerSubscription:
     @property
     def _courier(self) -> Courier:
         return self._subscriptions.get(self.name)
+
+    @property
+    def subscription(self) -> Subscription:
+        """What is known of it: id, name, pattern, policy, whether it is paused."""
+        return self._courier.subscription
 
     @property
     def pattern(self) -> str:
@@ -174,11 +179,7 @@ class BrokerSubscription:
 
     async def ack(self, messages: Target, *, wait: bool = False) -> None:
         """The work is done. With ``wait`` returns when that is durable."""
-        courier, names = self._courier, _names(messages)
-        decided = courier.delivery.ack(names, self._speaks_for(names))
-        if courier.watch is not None and decided.accepted:
-            courier.watch.acked(names.groups, self._clock.now_us())
-        await self._settle(decided, wait)
+        _complain(await self.ack_names(_names(messages), wait=wait))
 
     async def nack(
         self,
@@ -190,9 +191,33 @@ class BrokerSubscription:
         wait: bool = False,
     ) -> None:
         """The work failed; see ``Delivered.nack``."""
+        names = _names(messages)
+        _complain(await self.nack_names(names, delay_s=delay_s, reason=reason, retry=retry, wait=wait))
+
+    async def extend(self, messages: Target, seconds: float) -> None:
+        """More time for the work, counted from now."""
+        _complain(self.extend_names(_names(messages), seconds))
+
+    async def ack_names(self, names: AckNames, *, wait: bool = False) -> list[Refusal]:
+        """As ``ack``, for messages by lease and offsets; what was refused is returned."""
+        courier = self._courier
+        decided = courier.delivery.ack(names, self._speaks_for(names))
+        if courier.watch is not None and decided.accepted:
+            courier.watch.acked(names.groups, self._clock.now_us())
+        return await self._settle(decided, wait)
+
+    async def nack_names(
+        self,
+        names: AckNames,
+        *,
+        delay_s: float | None = None,
+        reason: str = "",
+        retry: bool = True,
+        wait: bool = False,
+    ) -> list[Refusal]:
+        """As ``nack``, for messages by lease and offsets; what was refused is returned."""
         if delay_s is not None:
             _check_number("delay_s", delay_s)
-        names = _names(messages)
         decided = self._courier.delivery.nack(
             names,
             self._clock.now_us(),
@@ -202,15 +227,21 @@ class BrokerSubscription:
             retry=retry,
             consumer=self._speaks_for(names),
         )
-        await self._settle(decided, wait)
+        return await self._settle(decided, wait)
 
-    async def extend(self, messages: Target, seconds: float) -> None:
-        """More time for the work, counted from now."""
+    def extend_names(self, names: AckNames, seconds: float) -> list[Refusal]:
+        """As ``extend``, for messages by lease and offsets; what was refused is returned."""
         _check_number("seconds", seconds)
-        courier, names = self._courier, _names(messages)
+        courier = self._courier
         settled = courier.delivery.extend(names, seconds, self._clock.now_us(), self._speaks_for(names))
         courier.set_timer()
-        _complain(settled.refused if courier.watch is None else courier.watch.forgive(settled.refused))
+        return settled.refused if courier.watch is None else courier.watch.forgive(settled.refused)
+
+    def return_names(self, names: AckNames) -> None:
+        """Gives messages back that nobody looked at: ready at once, and no attempt is counted."""
+        courier = self._courier
+        courier.delivery.return_unseen(names, self._speaks_for(names))
+        courier.wake()
 
     async def flush(self) -> None:
         """Returns when all settlements so far are durable, and the dead letters they made are moved."""
@@ -228,12 +259,12 @@ class BrokerSubscription:
         if self._losses:
             raise self._losses.pop()
 
-    async def _settle(self, decided: Settled, wait: bool) -> None:
+    async def _settle(self, decided: Settled, wait: bool) -> list[Refusal]:
         courier = self._courier
         refused = await courier.settle(decided, is_confirmed=wait, losses=self._losses)
         if refused and courier.watch is not None:
             refused = courier.watch.forgive(refused)
-        _complain(refused)
+        return refused
 
     # Moving.
 
@@ -345,6 +376,17 @@ class BrokerSubscription:
         await courier.journal(decided.facts)
         courier.wake()
         self._tell_loss()
+
+    def abandon(self, *, is_graceful: bool = False) -> None:
+        """The program is gone: what it held becomes ready for others, as failed attempts unless it said
+        goodbye. Nobody waits for this."""
+        courier = self._courier
+        decided = courier.delivery.release(
+            self.consumer, self._clock.now_us(), self._jitter(), is_graceful=is_graceful
+        )
+        if decided.facts:
+            courier.submit(decided.facts)
+        courier.wake()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and its cursor."""

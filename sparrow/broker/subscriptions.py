@@ -210,6 +210,8 @@ class Subscriptions:
             await self._store.update_subscription(_to_row(changed))
             before.subscription = changed
             return before
+        if before.group is not None:
+            before.group.check_policy(policy.group)
         await before.flush()
         return await self._replace(before, changed)
 

@@ -155,6 +155,7 @@ class Delivery(Intake):
             attempts,
             deadline_us,
             head_of(self.subscription_id, track.stream, start, number, self._session),
+            number,
         )
 
     # Settling.
@@ -250,11 +251,25 @@ class Delivery(Intake):
             settled.refused += [Refusal(ack_id, error) for o, ack_id in rest if o not in held]
         return settled
 
-    def give_back(self, stream: StreamId, offsets: BitMap64) -> None:
-        """These were leased and never sent: ready again, and no attempt is counted."""
-        if self._pool is not None:
-            track = self._ledger.track(stream)
-            self._pool.release(track, self._pool.leases.revoke(stream, offsets))
+    def give_back(self, run: Run, offsets: BitMap64) -> None:
+        """These of a run were never sent: ready again if its lease still holds them, and no attempt is
+        counted."""
+        pool, track = self._pool, self._ledger.tracks.get(run.stream)
+        lease = None if pool is None else pool.leases.by_number.get(run.number)
+        if pool is not None and track is not None and lease is not None:
+            pool.release(track, pool.leases.take_out(lease, offsets))
+
+    def return_unseen(self, ids: Sequence[str] | AckNames, consumer: str | None = None) -> None:
+        """A consumer never looked at these: ready again, and no attempt is counted. What is not held under
+        these names any more is passed over."""
+        if self._pool is None:
+            return
+        clerk = self._clerk()
+        for group in parse_names(ids).groups:
+            lease, _ = clerk.find(group, consumer)
+            if lease is not None:
+                held = clerk.leases.take_out(lease, BitMap64(group.offsets))
+                self._pool.release(self._ledger.track(lease.stream), held)
 
     def holds(self, consumer: str, stream: StreamId) -> bool:
         """Whether a consumer has messages of a stream."""

@@ -73,6 +73,8 @@ class Run(NamedTuple):
     deadline_us: int
     head: str
     """The part that its ack ids share."""
+    number: int = 0
+    """Of its lease; 0 is none."""
 
     def to_offsets(self) -> Sequence[int]:
         """The offsets in order."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.model.errors import DataDamaged, InvalidArgument
+from sparrow.model.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from sparrow.model.topic import Codec
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -151,6 +152,16 @@ def from_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
         return chosen.select([field.name for field in kept]).cast(pa.schema(kept))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise InvalidArgument(f"the table cannot be published: {error}") from error
+
+
+def cut(table: pa.Table) -> list[pa.RecordBatch]:
+    """A table in publish form as batches of a good size."""
+    found: list[pa.RecordBatch] = []
+    for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_MESSAGES_MAX):
+        count = -(-batch.nbytes // BATCH_BYTES_MAX)
+        step = -(-batch.num_rows // max(1, count))
+        found.extend(batch.slice(start, step) for start in range(0, batch.num_rows, step))
+    return found
 
 
 def encode(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Body:

@@ -3,6 +3,7 @@
 * every known message is where its receipt says, once; offsets are dense; nothing is there that nobody sent
 * cursors hold every confirmed ack, and none of what was never acked
 * every dead letter has its source, and the source is done
+* a group's generation and commits are those that its members have seen; one that is empty keeps nothing
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any, NamedTuple
 
 from sparrow.broker.broker import Broker
 from sparrow.broker.deadletters import HIDDEN
+from sparrow.broker.groups import GroupRunner
 from sparrow.model.message import StreamId, parse_message_id
+from sparrow.testing.simgroup import GroupModel
 from sparrow.testing.simmodel import Broken, Item, Place, SubscriptionModel, World
 from sparrow.testing.simplan import DEAD
+
+_SOON_US = 86_400_000_000
+"""Only forgetting commits is further away."""
 
 
 class Letter(NamedTuple):
@@ -46,6 +52,8 @@ async def audit(broker: Broker, world: World, *, is_power_lost: bool) -> list[Le
             model.in_doubt(ends(broker, model))
             model.is_changing = False
         _check_cursor(broker, model)
+        if isinstance(model, GroupModel):
+            _check_ledger(broker, model)
     _check_letters(broker, world, letters)
     return letters
 
@@ -134,6 +142,83 @@ def _check_cursor(broker: Broker, model: SubscriptionModel) -> None:
 def _is_passed(model: SubscriptionModel, item: Item) -> bool:
     """A message that was stored again is for one subscription; the others pass over it."""
     return str(item.place) != str(item.record.place)
+
+
+# Groups.
+
+
+def commits(broker: Broker, model: GroupModel) -> dict[StreamId, tuple[int, str]]:
+    """What the broker says was committed."""
+    found = delivery(broker, model).group.commits()
+    return {StreamId(each.topic_id, each.partition): (each.offset, each.metadata) for each in found}
+
+
+def _check_ledger(broker: Broker, model: GroupModel) -> None:
+    """The generation and the commits, when nothing is under way."""
+    found = delivery(broker, model)
+    if found.group.generation < model.generation:
+        raise Broken(
+            f"{model.name} is in generation {found.group.generation}, and was in {model.generation} before"
+        )
+    model.check_notes(commits(broker, model), is_final=True)
+    model.check_floors(found)
+
+
+def check_owners(broker: Broker, model: GroupModel) -> None:
+    """Whoever holds messages is a member. In a partitioned group a partition has one owner, nobody may lease
+    what drains, and whoever holds something of a partition owns it or has it drained."""
+    courier = broker._subscriptions.get(model.name)
+    if not isinstance(courier.group, GroupRunner):
+        return
+    group = courier.group._group
+    owners: dict[StreamId, str] = {}
+    names = [member.member_id for member in group.members]
+    for name in names if model.is_partitioned else ():
+        for stream in group.assignment(name):
+            if stream in owners:
+                raise Broken(f"{model.name}: {stream} has two owners, {owners[stream]} and {name}")
+            owners[stream] = name
+        for stream in group.owned(name):
+            if owners.get(stream) != name or stream in group.drains:
+                raise Broken(f"{model.name}: {name} may lease {stream} too early")
+    pool = courier.delivery._pool
+    for lease in pool.leases.by_number.values() if pool is not None else ():
+        if lease.consumer not in names:
+            raise Broken(f"{model.name}: {lease.consumer} is gone, and yet holds messages of {lease.stream}")
+        owner = group.drains.get(lease.stream, owners.get(lease.stream))
+        if model.is_partitioned and lease.consumer != owner:
+            raise Broken(
+                f"{model.name}: {lease.consumer} holds messages of {lease.stream}, and {owner} owns it"
+            )
+
+
+def check_left(broker: Broker, model: GroupModel) -> None:
+    """Nobody is left in the group, and nothing of anybody."""
+    runner = broker._subscriptions.get(model.name).group
+    assert isinstance(runner, GroupRunner)
+    owns = runner._group._ownership
+    found = delivery(broker, model)
+    left: dict[str, Any] = {
+        "members": runner._group._members,
+        "attendants": runner._attendants,
+        "seats": runner._sharing._seats,
+        "paces": runner._pace._members,
+        "owners": owns._assigned or owns._since,
+        "drains": owns._drains,
+        "acceptances": owns._gained,
+        "answers": owns._leasable,
+        "leases": found._pool.leases.by_number if found._pool is not None else {},
+        "queues": [name for name in _queues(found) if isinstance(name, str)],
+        "breakers": found._judge._breakers if found._judge is not None else {},
+        "timers": runner._group.next_wakeup_us() <= runner._clock.now_us() + _SOON_US,
+    }
+    for what, kept in left.items():
+        if kept:
+            raise Broken(f"{model.name} is empty, and yet keeps {what}: {kept}")
+
+
+def _queues(found: Any) -> Any:
+    return found._pool.lanes._queues if found._pool is not None and found._pool.lanes is not None else ()
 
 
 # Dead letters.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from random import Random
 from typing import Any
 
 from sparrow.broker.broker import Broker
-from sparrow.model.errors import InvalidAckId, SparrowError, StaleAckId
+from sparrow.model.errors import InvalidAckId, SparrowError, StaleAckId, StaleGeneration
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import Guarantee
 from sparrow.testing.simloop import ask, is_stopping
@@ -25,6 +25,7 @@ class _Ask:
         self.item = item
         self.asked_at = item.acked_at
         self.was_acked = was_acked
+        self.was_done = item.is_done
 
 
 class Consumer:
@@ -122,16 +123,17 @@ class Consumer:
         is_exact = model.policy.guarantee is Guarantee.EXACTLY_ONCE
         self._world.note(self.name, "acks", *(item for item, _ in held), "surely" if is_sure else "")
         if model.is_at_most_once:
-            await self._carefully(self._subscription.ack(_ids(held)))  # It was acked when it was handed over.
+            await self._carefully(self._subscription.ack(_ids(held)), held)  # Acked when it was handed over.
             return
         asks = []
         life = self._world.life
         stale = {h.ack_id for _, h in held if (h.is_over and not h.is_doubtful) or h.life != life}
+        before = _states(handed for _, handed in held)
         for item, handed in held:
             was_acked = item.is_acked
             model.ack_asked(item, handed)
             asks.append(_Ask(item, was_acked))
-        refused = await self._carefully(self._subscription.ack(_ids(held), wait=is_sure))
+        refused = await self._carefully(self._subscription.ack(_ids(held), wait=is_sure), held, before)
         if refused is None:
             return
         if is_exact and stale - refused:
@@ -140,6 +142,8 @@ class Consumer:
         for (_, handed), asked in zip(held, asks, strict=True):
             if handed.ack_id in refused:
                 model.ack_refused(asked.item, asked.asked_at, asked.was_acked)
+            elif asked.was_done and asked.item.is_done:
+                raise Broken(f"{self.name}: {asked.item} was acked again after its ack was confirmed")
             else:
                 taken.append(asked)
         if is_exact or is_sure:
@@ -154,11 +158,14 @@ class Consumer:
         retry = model.policy.dead_letter_topic is None or dice.random() < 0.7
         delay_s = dice.choice((None, None, 0.0, 2.0))
         self._world.note(self.name, "nacks", *(item for item, _ in held), "" if retry else "for good")
+        before = _states(handed for _, handed in held)
         for _, handed in held:
             handed.is_nacked = handed.is_over = True
             handed.is_rejected = handed.is_rejected or not retry
         refused = await self._carefully(
-            self._subscription.nack(_ids(held), delay_s=delay_s, reason="no", retry=retry, wait=True)
+            self._subscription.nack(_ids(held), delay_s=delay_s, reason="no", retry=retry, wait=True),
+            held,
+            before,
         )
         for item, handed in held:
             if refused is not None and handed.ack_id not in refused:
@@ -172,7 +179,7 @@ class Consumer:
         self._world.note(self.name, "extends", *(item for item, _ in held), "by", seconds)
         for _, handed in held:
             handed.deadline_us = min(handed.deadline_us, deadline_us)
-        refused = await self._carefully(self._subscription.extend(_ids(held), seconds))
+        refused = await self._carefully(self._subscription.extend(_ids(held), seconds), held)
         for _, handed in held:
             if refused is not None and handed.ack_id not in refused:
                 handed.deadline_us = deadline_us
@@ -193,8 +200,11 @@ class Consumer:
             raise
         self._confirm(asks)
 
-    async def _carefully(self, work: Coroutine[Any, Any, Any]) -> set[str] | None:
-        """The ids that were refused; None when nobody knows what became of the request."""
+    async def _carefully(
+        self, work: Coroutine[Any, Any, Any], held: list[Held], before: _States = ()
+    ) -> set[str] | None:
+        """The ids that were refused; None when nobody knows what became of the request. Of a request that
+        was refused whole, everything is again as it was ``before``."""
         task = ask(work, self._dice)
         try:
             await task
@@ -203,12 +213,26 @@ class Consumer:
                 raise
             self._world.note(self.name, "never hears of it")
             return None
+        except StaleGeneration as error:
+            self._world.note(self.name, "is told:", error.message)
+            _restore(before)
+            self._told_to_rejoin(error)
+            return set(_ids(held))
         except (StaleAckId, InvalidAckId) as error:
             self._world.note(self.name, "is refused", error.message)
             if isinstance(error, InvalidAckId):
-                raise Broken(f"{self.name}: an id that was given is refused as none: {error}") from error
+                if all(self._is_own(handed) for _, handed in held):
+                    raise Broken(f"{self.name}: an id that was given is refused as none: {error}") from error
+                _restore(before)
             return set(error.details["refused"])
         return set()
+
+    def _is_own(self, handed: Handed) -> bool:
+        """Whether its id must be known to whom this consumer asks."""
+        return True
+
+    def _told_to_rejoin(self, error: StaleGeneration) -> None:
+        raise Broken(f"{self.name} is in no group and is told to join it again: {error}") from error
 
     def _confirm(self, asks: list[_Ask]) -> None:
         for asked in asks:
@@ -217,6 +241,18 @@ class Consumer:
 
     def _forget(self, asks: list[_Ask]) -> None:
         self._unconfirmed = [asked for asked in self._unconfirmed if asked not in asks]
+
+
+_States = Iterable[tuple[Handed, bool, bool, bool]]
+
+
+def _states(handed: Iterable[Handed]) -> _States:
+    return [(each, each.is_over, each.is_nacked, each.is_rejected) for each in handed]
+
+
+def _restore(states: _States) -> None:
+    for handed, *before in states:
+        handed.is_over, handed.is_nacked, handed.is_rejected = before
 
 
 def _ids(held: list[Held]) -> list[str]:

@@ -103,6 +103,8 @@ class Handed:
         self.consumer = consumer
         self.life = life
         self.deadline_us = deadline_us
+        self.taken_at_us = 0
+        """In a group: when the lease was made, or earlier."""
         self.is_over = False
         """Settled, or ended by something that does not count as a failure."""
         self.is_doubtful = False
@@ -251,10 +253,14 @@ class SubscriptionModel:
         if not self.is_strict:
             return
         for handed in item.handed:
-            if handed.life != self._world.life or handed.is_over or handed.is_doubtful:
-                continue
-            if handed.deadline_us > self._world.clock.latest_us:
+            if self._is_held(handed):
                 raise self._broken(item, f"was handed to {consumer} while {handed.consumer} held it")
+
+    def _is_held(self, handed: Handed) -> bool:
+        """Whether the consumer surely has it still."""
+        if handed.life != self._world.life or handed.is_over or handed.is_doubtful:
+            return False
+        return handed.deadline_us > self._world.clock.latest_us
 
     def _check_order(self, item: Item) -> None:
         """Earlier ones of its lane are acked, when strict; were handed over before, otherwise."""

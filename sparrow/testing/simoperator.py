@@ -12,9 +12,11 @@ from typing import Any
 
 from sparrow.broker.broker import Broker
 from sparrow.model.errors import SparrowError
+from sparrow.model.group import STRATEGIES
 from sparrow.model.message import StreamId
 from sparrow.model.subscription import parse_policy
 from sparrow.testing import simaudit
+from sparrow.testing.simgroup import GroupModel
 from sparrow.testing.simmachine import Machine
 from sparrow.testing.simmodel import FILTERS, SubscriptionModel, TopicFacts, World
 from sparrow.testing.simplan import PATTERNS, Plan
@@ -86,7 +88,8 @@ class Operator:
             self._attach(broker, self._world.subscriptions[name])
             return
         await broker.subscribe(name, pattern, start=start, **options)
-        model = SubscriptionModel(self._world, name, pattern, parse_policy(options))
+        kind = GroupModel if "group" in options else SubscriptionModel
+        model = kind(self._world, name, pattern, parse_policy(options))
         self._world.subscriptions[name] = model
         self._attach(broker, model)
 
@@ -124,6 +127,8 @@ class Operator:
             choices += [self._commit]
         if plan.has_changes:
             choices += [self._update, self._pause, self._grow, self._subscribe]
+        if plan.members:
+            choices += [self._regroup]
         return dice.choice(choices)
 
     async def _seal(self, broker: Broker) -> None:
@@ -149,6 +154,8 @@ class Operator:
         seconds = self._dice.choice((-20.0, -2.0, 2.0, 20.0))
         self._world.note("the clock is set by", seconds)
         self._machine.clock.jump(seconds)
+        for model in self._groups():
+            model.clock_was_set()
 
     async def _grow(self, broker: Broker) -> None:
         """One partition more; whoever reads the topic reads it from its first message on."""
@@ -269,7 +276,7 @@ class Operator:
         model = self._any()
         if model.is_changing:
             return
-        options = self._dice.choice(
+        options: dict[str, Any] = self._dice.choice(
             (
                 {"filter": self._dice.choice(list(FILTERS))},
                 {"ack_deadline_s": self._dice.choice((1.0, 5.0))},
@@ -277,6 +284,9 @@ class Operator:
                 {"retry": {"min_backoff_s": 0.0, "max_backoff_s": self._dice.choice((0.5, 2.0))}},
             )
         )
+        await self._change(broker, model, options)
+
+    async def _change(self, broker: Broker, model: SubscriptionModel, options: dict[str, Any]) -> None:
         self._world.note("operator updates", model.name, options)
         subscription = await broker.subscription(model.name)
         model.policies.append(parse_policy(options, model.policy))
@@ -287,6 +297,22 @@ class Operator:
         finally:
             model.is_changing = False
             model.leases_ended()
+
+    def _groups(self) -> list[GroupModel]:
+        return [model for model in self._world.subscriptions.values() if isinstance(model, GroupModel)]
+
+    async def _regroup(self, broker: Broker) -> None:
+        """A new generation, by hand or because members are to share in another way."""
+        if not self._groups():
+            return
+        model = self._dice.choice(self._groups())
+        if self._dice.random() < 0.6 or model.is_changing:
+            await (await broker.subscription(model.name)).rebalance()
+            return
+        change: dict[str, Any] = {"strategy": self._dice.choice(STRATEGIES[model.policy.group.mode]).value}
+        if self._dice.random() < 0.4:
+            change = {"session_timeout_s": model.policy.group.heartbeat_s * self._dice.choice((2, 3))}
+        await self._change(broker, model, {"group": change})
 
     async def _pause(self, broker: Broker) -> None:
         subscription = await broker.subscription(self._any().name)

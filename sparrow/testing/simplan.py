@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from sparrow.model.group import STRATEGIES, GroupMode, RebalanceProtocol
 from sparrow.model.subscription import Guarantee, Ordering
 from sparrow.testing.simmodel import FILTERS
 
@@ -26,7 +27,8 @@ class Plan:
         self.seed = seed
         dice = self.dice("plan")
         self.lives = dice.choice((1, 1, 2, 2, 3))
-        self.operations = steps if steps is not None else dice.choice((15, 30, 45, 60))
+        self.is_cut = steps is not None
+        self.operations = dice.choice((15, 30, 45, 60)) if steps is None else steps
         """Roughly, in one life."""
         self.file_bytes = dice.choice((16, 32, 64, 256)) * 1024
         self.rotate_after_s = dice.choice((5.0, 30.0, 900.0, 900.0))
@@ -41,6 +43,9 @@ class Plan:
         self.consumers = dice.choice((1, 1, 2, 3))
         """Of each subscription."""
         self.dead_partitions = dice.choice((1, 2))
+        self.members = 0
+        """Of each group; none when no subscription is one."""
+        self._gather(self.dice("groups"))
 
     def dice(self, what: str) -> Random:
         """Dice of one part; the seed is text, so that it does not depend on how Python hashes."""
@@ -89,6 +94,39 @@ class Plan:
             options["poison_rules"] = dice.random() < 0.15
         options["retry"] = retry
         return options
+
+    def _gather(self, dice: Random) -> None:
+        """Makes groups of subscriptions, in some seeds."""
+        if dice.random() >= 0.33:
+            return
+        self.members = dice.choice((2, 2, 3, 4))
+        if not self.is_cut:
+            self.operations += 15  # It takes a while until members are missed.
+        for topic in self.topics:
+            topic["partitions"] = max(topic["partitions"], dice.choice((1, 2, 3, 4)))
+        for number, subscription in enumerate(self.subscriptions):
+            if number == 0 or dice.random() < 0.5:
+                subscription["group"] = self._group(dice)
+                spans = subscription["ordering"] in (Ordering.PUBLISHER, Ordering.TOTAL)
+                if spans and subscription["group"]["mode"] == "partitioned":
+                    subscription["ordering"] = Ordering.KEY.value
+
+    def _group(self, dice: Random) -> dict[str, Any]:
+        """A group whose members are missed soon."""
+        mode = dice.choice((GroupMode.SHARED, GroupMode.PARTITIONED, GroupMode.PARTITIONED))
+        session_timeout_s = dice.choice((0.8, 1.5, 3.0))
+        return {
+            "mode": mode.value,
+            "strategy": dice.choice(STRATEGIES[mode]).value,
+            "rebalance": dice.choice(list(RebalanceProtocol)).value,
+            "heartbeat_s": session_timeout_s / 2,
+            "session_timeout_s": session_timeout_s,
+            "stabilisation_s": dice.choice((0.0, 0.05, 0.2)),
+            "rebalance_timeout_s": dice.choice((0.5, 2.0)),
+            "drain_timeout_s": dice.choice((0.3, 1.0, 4.0)),
+            "backoff_min_s": 0.05,
+            "backoff_max_s": dice.choice((0.1, 1.0)),
+        }
 
     def message_options(self, dice: Random) -> dict[str, Any]:
         """The rarer wishes of one message; times are relative here."""

@@ -28,11 +28,13 @@ from typing import Any, NamedTuple
 
 from sparrow.broker.broker import Broker
 from sparrow.model.errors import SparrowError
-from sparrow.testing import simaudit
+from sparrow.testing import simaudit, simmember
 from sparrow.testing.simclock import seeded_chance
 from sparrow.testing.simconsumer import Consumer
+from sparrow.testing.simgroup import GroupModel
 from sparrow.testing.simloop import Crashed
 from sparrow.testing.simmachine import Machine, shared_statements
+from sparrow.testing.simmember import Member
 from sparrow.testing.simmodel import Broken, SubscriptionModel, World
 from sparrow.testing.simoperator import Operator
 from sparrow.testing.simplan import ENDS, Plan
@@ -141,7 +143,10 @@ class Simulation:
     def _start(self, broker: Broker) -> list[asyncio.Task[None]]:
         people: list[Any] = [self._operator, *self._publishers]
         for model in self.world.subscriptions.values():
-            people += [Consumer(n, model, self.world, self.plan) for n in range(self.plan.consumers)]
+            if isinstance(model, GroupModel):
+                people += [Member(n, model, self.world, self.plan) for n in range(self.plan.members)]
+            else:
+                people += [Consumer(n, model, self.world, self.plan) for n in range(self.plan.consumers)]
         loop = asyncio.get_running_loop()
         return [loop.create_task(each.run(broker)) for each in people]
 
@@ -204,6 +209,10 @@ class Simulation:
     async def _drain_one(self, broker: Broker, model: SubscriptionModel) -> None:
         subscription = await broker.subscription(model.name)
         await subscription.resume()
+        if isinstance(model, GroupModel):
+            await simmember.drain(broker, model, self.world, self.plan)
+            await _check_lag(broker, model)
+            return
         idle = 0
         while idle < 2:
             began = self.world.next_tick()

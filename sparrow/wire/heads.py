@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from sparrow.model.errors import InvalidArgument, SparrowError, from_dict
-from sparrow.wire.frame import VERSION, Frame, FrameType, pack
+from sparrow.wire.frame import FRAME_BYTES_MAX, VERSION, Frame, FrameType, pack
 
 _U32 = struct.Struct(">I")
 _NOT_DETAILS = frozenset({"self", "message", "hint"})
@@ -243,7 +243,7 @@ def encode(head: Head, request_id: int | None = None, *body: Any) -> list[Any]:
     return pack(head.type, [_U32.pack(len(raw)) + raw, *body], request_id)
 
 
-def decode(frame: Frame) -> tuple[Any, memoryview]:
+def decode(frame: Frame, head_bytes_max: int = FRAME_BYTES_MAX) -> tuple[Any, memoryview]:
     """Head and body of an extended frame; the body is a view."""
     decoder = _decoders.get(frame.type)
     if decoder is None:
@@ -256,6 +256,8 @@ def decode(frame: Frame) -> tuple[Any, memoryview]:
     (length,) = _U32.unpack_from(payload)
     if length > len(payload) - _U32.size:
         raise InvalidArgument(f"the frame is too short for its head of {length} bytes")
+    if length > head_bytes_max:
+        raise InvalidArgument(f"a head of {length} bytes is too long; {head_bytes_max} are allowed")
     try:
         head = decoder.decode(payload[_U32.size : _U32.size + length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

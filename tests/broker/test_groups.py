@@ -485,6 +485,7 @@ async def test_the_mode_cannot_change_under_members(broker: Broker) -> None:
     subscription, (member,) = await partitioned(broker, 2, 1)
     with pytest.raises(errors.PreconditionFailed, match="members"):
         await subscription.update(group={"mode": "shared"})
+    assert subscription.policy.group.mode == "partitioned"
     await publish(broker, 10)
     assert await member.pull(100, timeout_s=1)
     await member.leave()

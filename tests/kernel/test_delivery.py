@@ -326,10 +326,12 @@ def test_a_commit_beyond_the_log_is_refused(end: int) -> None:
 def test_messages_that_were_never_sent_go_back_uncounted() -> None:
     subject = delivery()
     offer(subject, 3)
-    lease(subject)
-    subject.give_back(A, BitMap64([1, 2]))
+    over = subject.lease("ann", 9, 0)
+    subject.give_back(over.runs[0], BitMap64([1, 2]))
     (run,) = subject.lease("bob", 9, 0).runs
     assert (list(run.to_offsets()), run.attempts) == ([1, 2], {})
+    subject.give_back(over.runs[0], BitMap64([1, 2]))
+    assert subject.in_flight == 3, "they are another lease's now"
 
 
 @pytest.mark.parametrize(("is_graceful", "attempts"), [(True, {}), (False, {0: 2})])

@@ -366,8 +366,9 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(numbers=picks)
     def give_back(self, numbers: list[int]) -> None:
-        offsets = list(self.pick(numbers).values())
-        self.subject.give_back(STREAM, BitMap64(offsets))
+        chosen = self.pick(numbers)
+        offsets = list(chosen.values())
+        self.subject.return_unseen(list(chosen))
         self.drop(offsets)
         for offset in offsets:
             self.model.log[offset].state = "open"

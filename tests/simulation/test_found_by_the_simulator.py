@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from random import Random
@@ -168,3 +169,36 @@ def test_a_sync_that_is_wanted_after_the_file_was_finished_does_not_freeze_the_j
         return broker.state().is_writable
 
     assert _live(machine, story)
+
+
+def test_a_member_that_is_out_of_step_does_not_freeze_the_journal(machine: Machine) -> None:
+    async def story(broker: Broker) -> None:
+        await broker.create_topic("t")
+        subscription = await broker.subscribe("s", "t")
+        liar = await subscription.join("liar")
+        await asyncio.sleep(1.0)
+        liar.generation = 99
+        await subscription.join("other")
+        await asyncio.sleep(1.0)
+        await broker.publish("t", b"m")
+        assert (await subscription.group()).state == "stable"
+
+    _live(machine, story)
+
+
+def test_a_member_that_the_program_drops_gives_no_more_signs_of_life(machine: Machine) -> None:
+    async def story(broker: Broker) -> None:
+        await broker.create_topic("t")
+        subscription = await broker.subscribe("s", "t", group={"heartbeat_s": 1.0, "session_timeout_s": 2.0})
+        member = await subscription.join("m")
+        await asyncio.sleep(5.0)
+        assert (await subscription.group()).members == 1
+        del member
+        await asyncio.sleep(5.0)
+        assert (await subscription.group()).members == 0
+
+    gc.disable()
+    try:
+        _live(machine, story)
+    finally:
+        gc.enable()

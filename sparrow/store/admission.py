@@ -182,8 +182,9 @@ def check_batch(batch: pa.RecordBatch | pa.Table) -> None:
 
 
 def check_request_size(batch: pa.RecordBatch) -> None:
-    """One request has a limit, so that one publisher cannot hold up the others."""
-    if batch.nbytes > limits.REQUEST_BYTES_MAX:
+    """One request has a limit, so that one publisher cannot hold up the others. A single message has its
+    own, and comes through with its key and attributes."""
+    if batch.num_rows > 1 and batch.nbytes > limits.REQUEST_BYTES_MAX:
         raise MessageTooLarge(
             f"the batch has {batch.nbytes} bytes; {limits.REQUEST_BYTES_MAX} are allowed",
             hint="Publish fewer messages at once; publish_table splits a large table by itself.",

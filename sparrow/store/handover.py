@@ -26,7 +26,10 @@ class BatchLot:
         self.topic_id, self.partition = stream
 
     def value(self, column: str, row: int) -> Any:
-        found = self._batch.column(column)
+        place = self._batch.schema.get_field_index(column)
+        if place < 0:
+            return None  # What was sent over a wire has only the columns that hold something.
+        found = self._batch.column(place)
         if found.null_count == len(found):
             return None
         scalar = found[row]
@@ -80,7 +83,9 @@ def deliveries(
 def contents(rows: pa.RecordBatch) -> Iterable[Contents]:
     """What a message shows without being asked: offset, data and key."""
     offsets, data = rows.column("offset").to_pylist(), rows.column("data").to_pylist()
-    return zip(offsets, data, _texts(rows.column("key")), strict=True)
+    place = rows.schema.get_field_index("key")
+    keys = [None] * len(offsets) if place < 0 else _texts(rows.column(place))
+    return zip(offsets, data, keys, strict=True)
 
 
 def _texts(column: Any) -> Sequence[str | None]:
