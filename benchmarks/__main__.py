@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 
-SHARED = {"__init__", "__main__", "measure"}
+SHARED = {"__init__", "__main__", "measure", "remote"}
 
 
 class Outcome(NamedTuple):

@@ -8,7 +8,11 @@ library which is not installed is passed over.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +23,25 @@ import sparrow
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+ADDRESS = "sparrow://127.0.0.1:9092"
+"""Where the documents take a broker to be."""
+
+
+@contextlib.contextmanager
+def served(data: Path) -> Iterator[str]:
+    """A broker in a process of its own; its address."""
+    words = ["up", "--json", "--data", str(data), "--log-level", "error"]
+    for listener in ("--http", "--tcp", "--grpc"):
+        words += [listener, "127.0.0.1:0"]
+    command = [sys.executable, "-c", "from sparrow.cli.main import main; main()", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["tcp"]
+        finally:
+            process.terminate()
 
 
 class Block(NamedTuple):
@@ -43,11 +66,15 @@ def test_every_example_of_the_file_runs(
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": file.stem}
     with contextlib.ExitStack() as stack:
-        if "sparrow.open(" not in file.read_text():
+        text, address = file.read_text(), ADDRESS
+        if "sparrow.connect(" in text:
+            address = stack.enter_context(served(tmp_path / "served"))
+        elif "sparrow.open(" not in text:
             namespace["broker"] = stack.enter_context(sparrow.open("./given"))
         for block in blocks(file):
             # Padded, so that an error names the line of the document.
-            code = compile("\n" * block.line + block.code, str(file), "exec")
+            source = block.code.replace(ADDRESS, address)
+            code = compile("\n" * block.line + source, str(file), "exec")
             try:
                 exec(code, namespace)
             except ModuleNotFoundError as error:
