@@ -272,6 +272,8 @@ class Courier(Feeding):
 
     def _cut_portions(self, found: list[Portion], max_bytes: int) -> list[Portion]:
         """As many messages as fit, at least one; the others are ready again and were never tried."""
+        if sum(portion.rows.column("data").total_values_length for portion in found) <= max_bytes:
+            return found
         kept: list[Portion] = []
         size = 0
         for portion in found:

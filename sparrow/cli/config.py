@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sparrow.cli.settings import load
-from sparrow.model.settings import Effective, describe, environment_name, flatten
+from sparrow.model.settings import Effective, describe, environment_name, flatten, is_secret
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def markdown() -> Iterator[str]:
 def _print_json(effective: Effective) -> None:
     import msgspec
 
-    values = flatten(effective.settings)
+    values = _shown(effective)
     sourced = {path: {"value": value, "source": effective.sources[path]} for path, value in values.items()}
     typer.echo(msgspec.json.format(msgspec.json.encode(sourced), indent=2).decode())
 
@@ -59,9 +59,15 @@ def _print_table(effective: Effective) -> None:
     lines = Table(box=None, pad_edge=False)
     for title in ("setting", "value", "source"):
         lines.add_column(title, overflow="fold")
-    for path, value in flatten(effective.settings).items():
+    for path, value in _shown(effective).items():
         lines.add_row(path, _plain(value), effective.sources[path])
     Console(highlight=False, markup=False).print(lines)
+
+
+def _shown(effective: Effective) -> dict[str, Any]:
+    """The values, secrets masked."""
+    values = flatten(effective.settings)
+    return {path: "***" if value and is_secret(path) else value for path, value in values.items()}
 
 
 def _plain(value: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparrow.cli.target import VARIABLES
 from sparrow.model.settings import Effective, parse
 
 CONFIG_BYTES_MAX = 1024 * 1024
@@ -14,6 +15,7 @@ CONFIG_BYTES_MAX = 1024 * 1024
 
 def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Effective:
     """The effective settings, or one error that lists everything wrong in any layer."""
+    environ = {name: value for name, value in environ.items() if name not in VARIABLES}
     if config is None:
         return parse(None, environ, flags)
     content, problems = _read(config)

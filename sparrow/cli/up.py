@@ -14,43 +14,38 @@ say. With ``--json`` the start is one line of JSON instead, for scripts that ask
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparrow.model.health import Health
 
 if TYPE_CHECKING:
-    from sparrow.model.settings import Address, Settings
+    import socket
+
+    from sparrow.broker.broker import Broker
+    from sparrow.model.settings import Settings
+    from sparrow.server.tcp import TcpServer
 
 app = typer.Typer()
 
 Text = str | None
 
 
-class RunningBroker(Protocol):
-    """What this command needs of a broker."""
-
-    def health(self) -> Health:
-        """The report of this moment."""
-
-    async def close(self) -> None:
-        """Finish what was begun, and let go of the data directory."""
-
-
-OpenBroker = Callable[["Settings"], Awaitable[RunningBroker]]
+OpenBroker = Callable[["Settings"], Awaitable["Broker"]]
 
 
 @app.command()
 def up(
     data: Annotated[Text, typer.Option(help="The data directory.")] = None,
     http: Annotated[Text, typer.Option(help="Address of the HTTP API, host:port.")] = None,
-    tcp: Annotated[Text, typer.Option(help="Address of the binary protocol, host:port.")] = None,
+    tcp: Annotated[Text, typer.Option(help="Address of the binary protocol, host:port, or none.")] = None,
     grpc: Annotated[Text, typer.Option(help="Address of the gRPC API, host:port.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     log_level: Annotated[Text, typer.Option(help="debug, info, warning or error.")] = None,
@@ -86,25 +81,43 @@ def run(settings: Settings, *, as_json: bool = False) -> None:
 async def serve(settings: Settings, open_broker: OpenBroker, *, as_json: bool = False) -> None:
     """Bind, open, listen, wait for the stop, and undo it all in the other order."""
     from sparrow.broker import logs
-    from sparrow.model.settings import parse_address
+    from sparrow.model.settings import NONE, parse_address
     from sparrow.server.http import HttpServer, bind, build
 
     log = logs.get("up")
     stop = _stop_on_signals()
-    with bind(parse_address(settings.http)) as bound:
+    with contextlib.ExitStack() as sockets:
+        bound = sockets.enter_context(bind(parse_address(settings.http)))
+        bound_tcp = None
+        if settings.tcp != NONE:
+            bound_tcp = sockets.enter_context(bind(parse_address(settings.tcp)))
         broker = await open_broker(settings)
         try:
-            http = await HttpServer.start(build(broker), bound)
+            tcp = None if bound_tcp is None else await _start_tcp(broker, bound_tcp, settings)
             try:
-                _announce(settings, http.address, broker.health(), as_json=as_json)
-                log.info("broker-started", http=str(http.address), data=settings.data)
-                await _first(stop.wait(), http.wait_closed())
-                log.info("broker-stopping")
+                http = await HttpServer.start(build(broker), bound)
+                try:
+                    addresses = {"http": f"http://{http.address}"}
+                    if tcp is not None:
+                        addresses["tcp"] = f"sparrow://{tcp.address}"
+                    _announce(settings, addresses, broker.health(), as_json=as_json)
+                    log.info("broker-started", **addresses, data=settings.data)
+                    await _first(stop.wait(), http.wait_closed())
+                    log.info("broker-stopping")
+                finally:
+                    await http.close()
             finally:
-                await http.close()
+                if tcp is not None:
+                    await tcp.close()
         finally:
             await broker.close()
     log.info("broker-stopped")
+
+
+async def _start_tcp(broker: Broker, bound: socket.socket, settings: Settings) -> TcpServer:
+    from sparrow.server.tcp import TcpServer
+
+    return await TcpServer.start(broker, bound, settings.server)
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:
@@ -132,27 +145,27 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _announce(settings: Settings, http: Address, health: Health, *, as_json: bool) -> None:
+def _announce(settings: Settings, addresses: dict[str, str], health: Health, *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
         start = {
-            "http": f"http://{http}",
+            **addresses,
             "data": settings.data,
             "pid": os.getpid(),
             "health": health,
         }
         typer.echo(msgspec.json.encode(start).decode())
     elif sys.stdout.isatty():
-        _greet(settings, http, health)
+        _greet(settings, addresses, health)
 
 
-def _greet(settings: Settings, http: Address, health: Health) -> None:
+def _greet(settings: Settings, addresses: dict[str, str], health: Health) -> None:
     from importlib import metadata
 
     from rich.console import Console
 
-    rows = [("http", f"http://{http}"), ("data", settings.data), ("state", str(health.status))]
+    rows = [*addresses.items(), ("data", settings.data), ("state", str(health.status))]
     rows += [(check.name, check.message) for check in health.checks if check.name == "recovery"]
     rows += [("advice", sentence) for sentence in health.recommendations]
     # Lines are left unbroken, so that an address or a path can be copied whole.

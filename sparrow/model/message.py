@@ -7,8 +7,9 @@ because webhook signatures join id, time and body with dots.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -94,6 +95,14 @@ class Receipts(Sequence[Receipt]):
         self.dropped = 0
         """Messages that flow control threw away."""
 
+    @property
+    def topic(self) -> str:
+        return self._topic
+
+    @property
+    def topic_id(self) -> int:
+        return self._topic_id
+
     def spread(self, places: Sequence[int]) -> Receipts:
         """The receipts of a publish of which these are what was kept: for each of its messages the place
         here, -1 for one that was dropped."""
@@ -103,8 +112,40 @@ class Receipts(Sequence[Receipt]):
         found.dropped = len(places) - self._size
         return found
 
+    def spread_over(self, kept: Iterable[Any]) -> Receipts:
+        """The same, from whether each message was kept."""
+        places = itertools.count()
+        return self.spread([next(places) if is_kept else -1 for is_kept in kept])
+
+    @classmethod
+    def join(cls, parts: Sequence[Receipts]) -> Receipts:
+        """The receipts of several publishes to one topic as those of one; there is at least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        receipts = [receipt for part in parts for receipt in part]
+        stored = [receipt for receipt in receipts if not receipt.is_dropped]
+        runs = [Run(r.partition, r.offset, 1, r.publish_time_us, r.is_duplicate) for r in stored]
+        found = cls(parts[0]._topic, parts[0]._topic_id, runs, [(number, 0) for number in range(len(runs))])
+        if len(runs) == len(receipts):
+            return found
+        return found.spread_over(not receipt.is_dropped for receipt in receipts)
+
     def __len__(self) -> int:
         return self._size
+
+    def in_runs(self) -> tuple[list[tuple[Any, ...]], Sequence[tuple[int, int]] | None]:
+        """Runs as (partition, base offset, length, publish time, is duplicate, is dropped), and for each
+        message its run and its place there; None when the messages fill the runs in order."""
+        if self._places is None and not self.duplicates:
+            return [(*run, False) for run in self._runs], self._rows
+        runs: list[list[Any]] = []
+        for receipt in self:
+            last = runs[-1] if runs else None
+            if last is not None and _follows(last, receipt):
+                last[2] += 1
+            else:
+                runs.append([receipt.partition, receipt.offset, 1, receipt.publish_time_us, *receipt[5:]])
+        return [tuple(run) for run in runs], None
 
     @overload
     def __getitem__(self, index: int) -> Receipt: ...
@@ -141,6 +182,18 @@ class Receipts(Sequence[Receipt]):
     def __repr__(self) -> str:
         dropped = f", {self.dropped} dropped" if self.dropped else ""
         return f"<{self._size} receipts of {self._topic!r}{dropped}>"
+
+
+def _follows(run: list[Any], receipt: Receipt) -> bool:
+    """Whether a message lies right behind those of a run."""
+    partition, base, length, time_us, *flags = run
+    offset = base if receipt.is_dropped else base + length
+    return (partition, offset, time_us, flags) == (
+        receipt.partition,
+        receipt.offset,
+        receipt.publish_time_us,
+        list(receipt[5:]),
+    )
 
 
 class Run(NamedTuple):

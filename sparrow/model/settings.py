@@ -41,6 +41,10 @@ ENVIRONMENT_PREFIX = "SPARROW_"
 _SERVICE_LINK = re.compile(r"SPARROW_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)\Z")
 
 _ADDRESS = {"form": "address"}
+_OPTIONAL_ADDRESS = {"form": "address or none"}
+_SECRET = {"form": "secret"}
+NONE = "none"
+"""Stands for an address that nobody listens on."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +163,48 @@ class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 256
 
 
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Connections of the binary protocol."""
+
+    connections_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="How many connections are served at once.")
+    ] = 10_000
+    connection_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1 * MIB,
+            le=4 * GIB,
+            description="Bytes of unanswered commands above which a connection is not read from.",
+        ),
+    ] = 64 * MIB
+    total_bytes_max: Annotated[
+        int,
+        Meta(ge=16 * MIB, le=1024 * GIB, description="Bytes held for all connections together."),
+    ] = 512 * MIB
+    heartbeat_s: Annotated[
+        float,
+        Meta(ge=0.1, le=3600.0, description="How often a client has to say something; thrice that is dead."),
+    ] = 10.0
+    drain_s: Annotated[
+        float,
+        Meta(ge=0.0, le=3600.0, description="How long commands under way may take when the broker stops."),
+    ] = 3.0
+    tls_certificate: Annotated[
+        str, Meta(description="A PEM file with the certificate chain; with it connections use TLS.")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="A PEM file with the key, unless the certificate's has it.")] = (
+        ""
+    )
+    tokens: Annotated[
+        str,
+        Meta(
+            extra=_SECRET,
+            description="Tokens that clients may come with, as name:secret, separated by commas; "
+            "empty wants none.",
+        ),
+    ] = ""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one broker. The defaults start a durable broker on this machine only."""
 
@@ -167,7 +213,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "./data"
     tcp: Annotated[
         str,
-        Meta(extra=_ADDRESS, description="Address of the binary protocol; port 0 picks a free one."),
+        Meta(extra=_OPTIONAL_ADDRESS, description="Address of the binary protocol; port 0 picks a free one."),
     ] = "127.0.0.1:9092"
     http: Annotated[
         str, Meta(extra=_ADDRESS, description="Address of the HTTP API; port 0 picks a free one.")
@@ -181,6 +227,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lake: LakeSettings = LakeSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
     dedupe: DedupeSettings = DedupeSettings()
+    server: ServerSettings = ServerSettings()
 
 
 class Address(NamedTuple):
@@ -283,6 +330,22 @@ def parse_address(text: str) -> Address:
     return Address(match[1] or match[2], int(match[3]))
 
 
+def parse_tokens(text: str) -> dict[str, str]:
+    """Secrets and the names of the tokens that they are of."""
+    found: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, secret = entry.partition(":")
+        if not (name and colon and secret) or secret in found:
+            raise _invalid([f"server.tokens: the entry of {name[:40]!r}; allowed: {_TOKEN_FORM}"])
+        found[secret] = name
+    return found
+
+
+def is_secret(path: str) -> bool:
+    """Whether a setting must not be shown."""
+    return bool(_meta(_FIELDS[path]).extra == _SECRET)
+
+
 # The layers. Each yields what it gives and notes what it may not give.
 
 
@@ -357,7 +420,8 @@ def _check_values(
             value = _convert(item)
         except (msgspec.ValidationError, InvalidSettings):
             allowed = _allowed(_FIELDS[item.path])
-            problems.append(f"{item.source}: {item.path}: is {item.value!r}; allowed: {allowed}")
+            shown = "wrong" if is_secret(item.path) else repr(item.value)
+            problems.append(f"{item.source}: {item.path}: is {shown}; allowed: {allowed}")
             refused.add(item.path)
         else:
             values[item.path], sources[item.path] = value, item.source
@@ -367,8 +431,11 @@ def _check_values(
 def _convert(item: _Given) -> Any:
     annotation = _FIELDS[item.path]
     value = msgspec.convert(item.value, annotation, strict=not item.is_text)
-    if _meta(annotation).extra == _ADDRESS:
+    form = _meta(annotation).extra
+    if form == _ADDRESS or (form == _OPTIONAL_ADDRESS and value != NONE):
         parse_address(value)
+    if form == _SECRET:
+        parse_tokens(value)
     return value
 
 
@@ -382,7 +449,7 @@ def _build(values: Mapping[str, Any]) -> Settings:
 
 def _broken_relations(settings: Settings, refused: set[str]) -> list[str]:
     """Problems between settings that are each fine; those with a refused part are not judged."""
-    journal = settings.journal
+    journal, server = settings.journal, settings.server
     found: list[tuple[set[str], str]] = []
     if journal.pending_bytes_max < journal.group_bytes_max:
         found.append(
@@ -400,12 +467,28 @@ def _broken_relations(settings: Settings, refused: set[str]) -> list[str]:
                 f"allowed: at most journal.rotate_after_s, which is {journal.rotate_after_s}",
             )
         )
+    if server.total_bytes_max < server.connection_bytes_max:
+        found.append(
+            (
+                {"server.total_bytes_max", "server.connection_bytes_max"},
+                f"settings: server.total_bytes_max: is {server.total_bytes_max}; "
+                f"allowed: at least server.connection_bytes_max, which is {server.connection_bytes_max}",
+            )
+        )
+    if server.tls_key and not server.tls_certificate:
+        found.append(
+            (
+                {"server.tls_key", "server.tls_certificate"},
+                "settings: server.tls_key: is given without server.tls_certificate; allowed: both",
+            )
+        )
     found += _shared_addresses(settings)
     return [problem for paths, problem in found if not paths & refused]
 
 
 def _shared_addresses(settings: Settings) -> Iterator[tuple[set[str], str]]:
-    addresses = {name: parse_address(getattr(settings, name)) for name in ("tcp", "http", "grpc")}
+    given = {name: getattr(settings, name) for name in ("tcp", "http", "grpc")}
+    addresses = {name: parse_address(text) for name, text in given.items() if text != NONE}
     names = list(addresses)
     for index, first in enumerate(names):
         for second in names[index + 1 :]:
@@ -445,6 +528,7 @@ def _kind(value: object) -> str:
     return f"the value {value!r}"
 
 
+_TOKEN_FORM = "name:secret,name:secret …"
 _ADDRESS_FORM = "host:port, as in 127.0.0.1:8080 or [::1]:8080, port 0 to 65535"
 
 
@@ -456,7 +540,9 @@ def _allowed(annotation: Any) -> str:
         return "true or false"
     if kind in (int, float):
         return f"a {'whole ' if kind is int else ''}number from {meta.ge} to {meta.le}"
-    return _ADDRESS_FORM if meta.extra == _ADDRESS else "text that is not empty"
+    forms = {"address": _ADDRESS_FORM, "address or none": f"{_ADDRESS_FORM}, or none", "secret": _TOKEN_FORM}
+    plain = "text that is not empty" if meta.min_length else "text"
+    return forms.get((meta.extra or {}).get("form", ""), plain)
 
 
 # The declarations above, by key path.

@@ -1,0 +1,102 @@
+"""What all connections of a server share: the broker, the tokens, and one bound on the memory they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Any, Protocol
+
+from sparrow.broker.broker import Broker
+from sparrow.broker.clock import Clock
+from sparrow.model.errors import Unauthenticated
+from sparrow.model.settings import ServerSettings, parse_tokens
+
+_BURDEN_BYTES_MIN = 512 * 1024
+"""A connection that less is held for is not cut for the sake of others."""
+
+
+class Tenant(Protocol):
+    """A connection as far as the house knows it."""
+
+    @property
+    def burden_bytes(self) -> int:
+        """What is held for it although nothing is done for it: frames half received, answers unread."""
+
+    def look_at_reading(self) -> None: ...
+
+    def look(self, now_s: float) -> None: ...
+
+    def give_up(self, why: str) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    @property
+    def closed(self) -> asyncio.Future[None]: ...
+
+
+class House:
+    """See the module's text."""
+
+    def __init__(self, broker: Broker, settings: ServerSettings, clock: Clock) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.clock = clock
+        self.tokens = parse_tokens(settings.tokens)
+        self.connections: set[Tenant] = set()
+        self.held_bytes = 0
+        """Of commands that are not answered, frames half received and answers that are not read."""
+        self.command_bytes = 0
+        """Of these, the commands: they will be answered, and so make room by themselves."""
+        self.leftover: set[asyncio.Task[Any]] = set()
+        """Tasks that outlive their connection for a moment."""
+        self._thirsty: set[Tenant] = set()
+        """Tenants that are not read from because all together hold too much."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.held_bytes > self.settings.total_bytes_max
+
+    def hold_command(self, size: int) -> None:
+        """A command begins, or ends."""
+        self.command_bytes += size
+        self.hold(size)
+
+    def hold(self, size: int) -> None:
+        """So much more is held, or less."""
+        self.held_bytes += size
+        if size < 0 and self._thirsty and not (self.is_full and self.command_bytes):
+            thirsty, self._thirsty = self._thirsty, set()
+            for connection in thirsty:
+                connection.look_at_reading()
+
+    def wait_for_room(self, connection: Tenant) -> None:
+        self._thirsty.add(connection)
+
+    def forget(self, connection: Tenant) -> None:
+        self.connections.discard(connection)
+        self._thirsty.discard(connection)
+
+    def make_room(self) -> None:
+        """Too much waits for clients that neither read nor finish what they send: the worst of them goes."""
+        if self.is_full:
+            worst = max(self.connections, key=lambda connection: connection.burden_bytes, default=None)
+            if worst is not None and worst.burden_bytes > _BURDEN_BYTES_MIN:
+                worst.give_up("the broker holds too much for clients that do not go on")
+
+    def token_name(self, secret: str) -> str | None:
+        """The name of a token; refuses one that is none."""
+        if not self.tokens:
+            return None
+        raw = secret.encode()
+        for known, name in self.tokens.items():
+            if hmac.compare_digest(known.encode(), raw):
+                return name
+        raise Unauthenticated("the broker wants a token, and this is none")
+
+    def see_through(self, work: Any) -> None:
+        """Work that nobody waits for and that must not be lost."""
+        self.keep(asyncio.get_running_loop().create_task(work))
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        self.leftover.add(task)
+        task.add_done_callback(self.leftover.discard)
