@@ -6,7 +6,7 @@ Everything here is asyncio and runs on one event loop. ``sparrow.aopen`` gives t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -335,6 +335,11 @@ class Broker:
         return self._repeats.ledger(producer_id, found.id).expected or 0
 
     # Flow control.
+
+    @property
+    def flow_listeners(self) -> list[Callable[[FlowReport], None]]:
+        """Whom to tell when a topic begins or ceases to slow its publishers."""
+        return self._flow.listeners
 
     async def set_publisher_limits(self, publisher: str, **limits: Any) -> RateLimit:
         """The quota of a publisher over all topics, from now on and after restarts. Options:

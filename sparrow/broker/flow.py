@@ -292,6 +292,8 @@ class Flow:
         self._clock = clock
         self._trimming = Trimming(store, lags, clock)
         self._gates: dict[int, Gate] = {}
+        self.listeners: list[Callable[[FlowReport], None]] = []
+        """Told when a topic begins or ceases to slow its publishers."""
         self._side_gates: dict[int, Gate] = {}
         """Of topics without limits, for publishers that have some."""
         self._own: dict[tuple[str, str], RateLimit] = {}
@@ -464,6 +466,8 @@ class Flow:
             "flow-mode-changed", "", topic=report.topic, before=before, mode=report.mode, cause=report.cause,
             backlog=report.backlog, slowest=report.slowest,
         )  # fmt: skip
+        for listener in list(self.listeners):
+            listener(report)
 
 
 def _mix(priorities: Any) -> Mapping[int, int] | None:

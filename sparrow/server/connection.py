@@ -37,6 +37,7 @@ from sparrow.server.consumers import Consumers
 from sparrow.server.coreframes import CoreFrames
 from sparrow.server.house import House
 from sparrow.server.line import Line
+from sparrow.server.notices import Notices
 from sparrow.store.batch import Body
 from sparrow.wire import heads
 from sparrow.wire.core import Status
@@ -92,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_deaf = False
         """After a fault that closes the connection: whatever else arrives is not looked at."""
         self._malformed = 0
+        self._notices = Notices(self.send)
         self._tasks: dict[asyncio.Task[Any], tuple[int, int]] = {}
         """Commands under way, with the types and sizes of their frames."""
         self._held_bytes = 0
@@ -463,7 +465,12 @@ class Connection(asyncio.BufferedProtocol):
     async def _call(self, head: heads.Call, body: memoryview) -> Reply:
         return heads.Result(await calls.call(self._broker, head.verb, head.arguments))
 
+    def notices(self) -> Notices | None:
+        """Whom to tell what nobody asked for; none before HELLO and after the end."""
+        return self._notices if self._has_greeted and not self._is_lost else None
+
     async def _publish_batch(self, head: heads.PublishBatch, body: memoryview) -> Reply:
+        self._notices.published(head.topic)
         producer = (head.producer_id, head.producer_epoch) if head.producer_id else None
         found = await self._broker.publish_encoded(
             head.topic,

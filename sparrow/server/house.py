@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from sparrow.broker.broker import Broker
 from sparrow.broker.clock import Clock
 from sparrow.model.errors import Unauthenticated
+from sparrow.model.flow import FlowReport
 from sparrow.model.settings import ServerSettings, parse_tokens
+from sparrow.server.notices import Notices
 
 _BURDEN_BYTES_MIN = 512 * 1024
 """A connection that less is held for is not cut for the sake of others."""
@@ -25,6 +27,8 @@ class Tenant(Protocol):
     def look_at_reading(self) -> None: ...
 
     def look(self, now_s: float) -> None: ...
+
+    def notices(self) -> Notices | None: ...
 
     def give_up(self, why: str) -> None: ...
 
@@ -49,6 +53,7 @@ class House:
         """Of these, the commands: they will be answered, and so make room by themselves."""
         self.leftover: set[asyncio.Task[Any]] = set()
         """Tasks that outlive their connection for a moment."""
+        self._status = ""
         self._thirsty: set[Tenant] = set()
         """Tenants that are not read from because all together hold too much."""
 
@@ -82,6 +87,24 @@ class House:
             worst = max(self.connections, key=lambda connection: connection.burden_bytes, default=None)
             if worst is not None and worst.burden_bytes > _BURDEN_BYTES_MIN:
                 worst.give_up("the broker holds too much for clients that do not go on")
+
+    def tell_flow(self, report: FlowReport) -> None:
+        """A topic begins or ceases to slow its publishers; those who publish to it are told."""
+        for notices in self._notices():
+            notices.tell_flow(report)
+
+    def _notices(self) -> list[Notices]:
+        found = [connection.notices() for connection in self.connections]
+        return [notices for notices in found if notices is not None]
+
+    def look_at_health(self) -> None:
+        """Tells everybody when the broker becomes unable to do all it should, and when that is over."""
+        status = self.broker.health().status.value
+        if status != self._status:
+            before, self._status = self._status, status
+            if before:
+                for notices in self._notices():
+                    notices.tell_health(status)
 
     def token_name(self, secret: str) -> str | None:
         """The name of a token; refuses one that is none."""

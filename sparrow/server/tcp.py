@@ -39,6 +39,7 @@ class TcpServer:
         self._server: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._unlooked: list[Tenant] = []
+        self._health_at_s = 0.0
 
     @classmethod
     async def start(
@@ -57,6 +58,7 @@ class TcpServer:
         server = cls(House(broker, settings, clock or Clock()), Address(host, port))
         loop = asyncio.get_running_loop()
         server._server = await loop.create_server(server._welcome, sock=bound, ssl=context, backlog=BACKLOG)
+        broker.flow_listeners.append(server._house.tell_flow)
         server._look()
         return server
 
@@ -81,6 +83,9 @@ class TcpServer:
             self._unlooked = list(self._house.connections)
         count = -(-max(len(self._unlooked), len(self._house.connections)) // _LOOKS)
         now_s = self._house.clock.monotonic_s()
+        if now_s >= self._health_at_s:
+            self._health_at_s = now_s + _LOOK_S
+            self._house.look_at_health()
         for connection in self._unlooked[:count]:
             connection.look(now_s)
         del self._unlooked[:count]
@@ -92,6 +97,7 @@ class TcpServer:
         if server is None:
             return
         server.close()
+        self._house.broker.flow_listeners.remove(self._house.tell_flow)
         if self._looking is not None:
             self._looking.cancel()
         self._unlooked.clear()

@@ -387,3 +387,21 @@ async def test_a_certificate_that_is_not_there_is_a_wrong_setting(tmp_path: Path
 @pytest.fixture(autouse=True)
 def _log_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+
+
+# What nobody asked for.
+
+
+async def test_a_publisher_is_told_of_the_topic_that_is_congested(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (broker, server), connected(server) as publisher:
+        await broker.create_topic("tight", flow={"backlog_high": 5, "backlog_max": 20, "overflow": "reject"})
+        slow = await broker.subscribe("slow", "tight")
+        await publisher.ask(*publish_batch("tight", [b"x"] * 15))
+        told = await publisher.until(lambda frame: frame.type == FrameType.FLOW)
+        head, _ = heads.decode(told)
+        assert (head.kind, head.topic, head.cause) == ("throttle", "tight", "backlog")
+        await slow.ack(await slow.pull(100), wait=True)
+        while True:
+            head, _ = heads.decode(await publisher.until(lambda frame: frame.type == FrameType.FLOW))
+            if head.kind == "resume":
+                break
