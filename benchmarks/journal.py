@@ -30,8 +30,8 @@ import google_crc32c
 
 from benchmarks import measure
 from benchmarks.measure import BATCH, MESSAGE_BYTES, MIB, Batch, Options, Published, RawFile, Report, Written
-from sparrow.broker import admission
 from sparrow.broker.broker import Broker
+from sparrow.store import admission
 from sparrow.store.entry import Header, Kind, pack
 
 RAW_RATIO_MIN = 0.70

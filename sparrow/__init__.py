@@ -8,7 +8,8 @@
         for message in orders.pull(timeout_s=1.0):
             message.ack()
 
-``sparrow.open`` is for blocking code, ``sparrow.aopen`` for asyncio; both have the same verbs.
+``sparrow.open`` is for blocking code, ``sparrow.aopen`` for asyncio. ``sparrow.connect`` and
+``sparrow.aconnect`` reach a broker elsewhere. All have the same verbs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sparrow.broker.broker import Broker
-    from sparrow.client.blocking import BlockingBroker
+    from sparrow.client.blocking import BlockingBroker, BlockingClient
+    from sparrow.client.remote import RemoteBroker
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,32 @@ def aopen(
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Broker]:
         broker = await Broker.open(_settings(data, settings))
+        async with broker:
+            yield broker
+
+    return opened()
+
+
+def connect(url: str = "sparrow://127.0.0.1:9092", **options: Any) -> BlockingClient:
+    """Connects to a broker elsewhere, for blocking code. Use it with ``with``. Options are the fields of
+    ``sparrow.client.options.Options``: token, client, publisher, compression, linger_s, reconnect_s, …"""
+    from sparrow.client.blocking import BlockingClient
+    from sparrow.client.remote import RemoteBroker
+
+    return BlockingClient(lambda: RemoteBroker.open(url, **options))
+
+
+def aconnect(
+    url: str = "sparrow://127.0.0.1:9092", **options: Any
+) -> AbstractAsyncContextManager[RemoteBroker]:
+    """Connects to a broker elsewhere, for asyncio. Use it with ``async with``; options as in ``connect``."""
+    from contextlib import asynccontextmanager
+
+    from sparrow.client.remote import RemoteBroker
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[RemoteBroker]:
+        broker = await RemoteBroker.open(url, **options)
         async with broker:
             yield broker
 
@@ -87,7 +115,9 @@ __all__ = [
     "SubscriptionPolicy",
     "Topic",
     "TopicPolicy",
+    "aconnect",
     "aopen",
+    "connect",
     "errors",
     "open",
 ]

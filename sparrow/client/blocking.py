@@ -1,6 +1,6 @@
 """The same verbs for blocking code: an event loop in a thread of its own, and callers that wait for it.
 
-What is async in a broker (and, later, in a network client) is blocking here, name for name, so a program
+What is async in a broker and in a network client is blocking here, name for name, so a program
 changes between the two by adding or dropping ``await``.
 """
 
@@ -275,22 +275,42 @@ class BlockingBroker:
         return self._run(self._target.apply_retention())
 
     def health(self) -> Health:
-        found: Health = self._target.health()
+        found: Health = self._thread.obtain(lambda: self._target.health())
         return found
 
     def state(self) -> StoreState:
         """Sizes, counters and known damage of the store."""
-        found: StoreState = self._target.state()
+        found: StoreState = self._thread.obtain(lambda: self._target.state())
         return found
 
     @property
     def recovery(self) -> RecoveryReport:
         """What opening did and found."""
-        found: RecoveryReport = self._target.recovery
+        found: RecoveryReport = self._thread.obtain(lambda: self._target.recovery)
         return found
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._thread.run(work)
+
+
+class BlockingClient(BlockingBroker):
+    """A broker elsewhere for blocking code; see ``sparrow.client.remote.RemoteBroker``."""
+
+    def fetch_table(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        start_offset: int | None = None,
+        end_offset: int | None = None,
+    ) -> pa.Table:
+        """The log of a partition, or of all, as one Arrow table: the columns of the lake behind a column
+        ``partition``."""
+        return self._run(
+            self._target.fetch_table(
+                topic, partition=partition, start_offset=start_offset, end_offset=end_offset
+            )
+        )
 
 
 class BlockingProducer:

@@ -71,6 +71,11 @@ class BlockingSubscription:
 
     def ack(self, messages: Iterable[Delivered | str], *, wait: bool = False) -> None:
         """The work is done. With ``wait`` returns when that is durable."""
+        begin = None if wait else getattr(self._target, "begin_ack", None)
+        if begin is not None:
+            # A broker elsewhere answers later anyhow, so nobody has to wait for the loop's thread.
+            self._thread.post(begin(messages))
+            return
         self._thread.run(self._target.ack(messages, wait=wait))
 
     def nack(
@@ -163,12 +168,12 @@ class BlockingSubscription:
     @property
     def sample_share(self) -> float:
         """Of the messages, how many are delivered: 1 unless ``sample`` is set and it lags."""
-        return float(self._target.sample_share)
+        return float(self._thread.obtain(lambda: self._target.sample_share))
 
     @property
     def in_flight(self) -> int:
         """Messages that consumers hold now."""
-        return int(self._target.in_flight)
+        return int(self._thread.obtain(lambda: self._target.in_flight))
 
     @property
     def dead_letters(self) -> BlockingDeadLetters:

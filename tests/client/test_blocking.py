@@ -35,11 +35,25 @@ PAIRS = [
     (DeadLetterBox, BlockingDeadLetters),
     (Producer, BlockingProducer),
 ]
+FOR_PROTOCOLS = [
+    ("Broker", "publish_encoded"),
+    ("Broker", "next_sequence"),
+    ("Broker", "wait_for"),
+    ("BrokerSubscription", "pull_portions"),
+    ("BrokerSubscription", "ack_names"),
+    ("BrokerSubscription", "nack_names"),
+    ("BrokerSubscription", "extend_names"),
+    ("BrokerSubscription", "return_names"),
+    ("BrokerSubscription", "abandon"),
+    ("BrokerSubscription", "subscription"),
+    ("BrokerMember", "pull_portions"),
+    ("BrokerMember", "abandon"),
+    ("BrokerMember", "beat"),
+    ("BrokerMember", "owner"),
+]
 ONE_SIDED = {
+    **dict.fromkeys(FOR_PROTOCOLS, "for protocols, which are async"),
     ("Broker", "open"): "sparrow.open does it",
-    ("Broker", "publish_encoded"): "for protocols, which are async",
-    ("BrokerSubscription", "pull_portions"): "for protocols, which are async",
-    ("BrokerMember", "pull_portions"): "for protocols, which are async",
     ("BrokerSubscription", "name"): "an attribute there, a property here",
     ("BrokerMember", "consumer"): "an attribute there, a property here",
     ("BrokerMember", "generation"): "an attribute there, a property here",
