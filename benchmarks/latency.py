@@ -12,6 +12,7 @@ the same way.
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ def run(options: Options, report: Report) -> None:
     report.set_out(
         durability="durable (receipt after fdatasync)", message_bytes=KB, rate=rate, seconds=seconds
     )
+    gc.collect()
+    gc.freeze()  # As the broker does: the benchmark's own modules are not what is measured.
     with remote.broker(options.data / "broker") as process:
         measure.on_loop(bench(report, process.url, seconds, rate))
 

@@ -6,22 +6,20 @@ JSON document and nothing else, errors included. People on a terminal get tables
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import cleandoc
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparrow.cli.output import console, count, moment, print_json, progress, reflow, size, table
 from sparrow.model.errors import InvalidArgument, SparrowError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from sparrow.store.offline.findings import Finding
     from sparrow.store.offline.rebuilding import Rebuilt
@@ -32,12 +30,10 @@ app = typer.Typer(no_args_is_help=True)
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="The data directory; its broker must be stopped.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-OnProgress = Callable[[int, int], None]
 
 _DAMAGE_FOUND = 1
 _CANNOT_LOOK = 2
 _PREVIEW_BYTES = 60
-_WIDTH_WHEN_PIPED = 120
 
 
 @app.command()
@@ -57,7 +53,7 @@ def inspect(
     The broker must be stopped. Nothing is changed, and a damaged directory can be looked into as well.
 
     Exit codes: 0 shown; 2 the command line is wrong; 3 no such topic, partition, file or data directory;
-    6 the directory cannot be read, or a broker has it open.
+    7 the directory cannot be read, or a broker has it open.
     """
     from sparrow.store.offline import access
     from sparrow.store.offline.inspection import Inspection
@@ -96,7 +92,10 @@ def verify(
     """
     from sparrow.store.offline import verification
 
-    with _exit_when_it_cannot_look(as_json), _progress("verifying", as_json) as on_progress:
+    with (
+        _exit_when_it_cannot_look(as_json),
+        progress("verifying", as_json=as_json, is_bytes=True) as on_progress,
+    ):
         verdict = verification.verify(data, is_fast=fast, on_progress=on_progress)
     _show(verdict, as_json, _print_verdict)
     if not verdict.is_whole:
@@ -117,7 +116,7 @@ def rebuild(
     .parquet.damaged, and the old catalog is kept as catalog.db.TIME.old. Nothing is deleted.
 
     Exit codes: 0 rebuilt (or, with --dry-run, could be) and nothing is lost; 1 rebuilt, and what is lost
-    is listed; 2 not confirmed; 3 not a data directory; 6 the directory cannot be used, or a broker has
+    is listed; 2 not confirmed; 3 not a data directory; 7 the directory cannot be used, or a broker has
     it open.
     """
     from sparrow.broker.clock import Clock
@@ -126,7 +125,7 @@ def rebuild(
     if not dry_run and not yes:
         _confirm(data, as_json)
     now_us = Clock().now_us()
-    with _progress("reading", as_json) as on_progress:
+    with progress("reading", as_json=as_json, is_bytes=True) as on_progress:
         work = rebuilding.plan if dry_run else rebuilding.rebuild
         rebuilt = work(data, now_us=now_us, on_progress=on_progress)
     _show(rebuilt, as_json, _print_rebuilt)
@@ -160,59 +159,21 @@ def _exit_when_it_cannot_look(as_json: bool) -> Iterator[None]:
 
 def _show(value: Any, as_json: bool, print_for_people: Callable[[Any, Any], None]) -> None:
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        print_json(value)
     else:
-        print_for_people(_console(), value)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_WHEN_PIPED
-    return Console(highlight=False, markup=False, width=width)
-
-
-@contextmanager
-def _progress(doing: str, as_json: bool) -> Iterator[OnProgress | None]:
-    """A bar over the bytes, on standard error, for a person who watches."""
-    if as_json or not (sys.stdout.isatty() and sys.stderr.isatty()):
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _table(*titles: str, numbers: Sequence[str] = (), folded: Sequence[str] = ()) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(
-            title,
-            justify="right" if title in numbers else "left",
-            no_wrap=title not in folded,
-            overflow="fold" if title in folded else "ellipsis",
-        )
-    return table
+        print_for_people(console(), value)
 
 
 def _print_summary(console: Console, summary: Summary, limit: int) -> None:
-    console.print(f"{summary.directory}: format {summary.format}, created {_time(summary.created_at_us)}")
+    console.print(f"{summary.directory}: format {summary.format}, created {moment(summary.created_at_us)}")
     catalog = summary.catalog
     if catalog.version is None:
         console.print(f"catalog: {catalog.state}")
     else:
         console.print(
             f"catalog: version {catalog.version}, {catalog.state}; journal sealed through file "
-            f"{max(0, catalog.sealed_through or 0)}; {_count(catalog.subscriptions or 0, 'subscription')}, "
-            f"{_count(catalog.producers or 0, 'producer')}"
+            f"{max(0, catalog.sealed_through or 0)}; {count(catalog.subscriptions or 0, 'subscription')}, "
+            f"{count(catalog.producers or 0, 'producer')}"
         )
     _print_partitions(console, summary)
     _print_journal(console, summary)
@@ -221,9 +182,9 @@ def _print_summary(console: Console, summary: Summary, limit: int) -> None:
 
 def _print_partitions(console: Console, summary: Summary) -> None:
     numbers = ("id", "part", "start", "sealed", "end", "segments", "lake")
-    table = _table("topic", *numbers, numbers=numbers, folded=["topic"])
+    lines = table("topic", *numbers, numbers=numbers, folded=["topic"])
     for row in summary.partitions:
-        table.add_row(
+        lines.add_row(
             row.topic,
             str(row.topic_id),
             str(row.partition),
@@ -231,44 +192,44 @@ def _print_partitions(console: Console, summary: Summary) -> None:
             str(row.sealed_end_offset),
             str(row.end_offset),
             str(row.segments),
-            _bytes(row.segment_bytes),
+            size(row.segment_bytes),
         )
     console.print("\nTopics" if summary.partitions else "\nNo topics")
     if summary.partitions:
-        console.print(table)
+        console.print(lines)
 
 
 def _print_journal(console: Console, summary: Summary) -> None:
     numbers = ("entries", "batches", "facts", "notes", "messages", "bytes")
-    table = _table("file", *numbers, "state", numbers=numbers, folded=["state"])
+    lines = table("file", *numbers, "state", numbers=numbers, folded=["state"])
     for row in summary.journal:
         state = ["sealed, to be removed"] if row.is_sealed else []
-        state += [f"{_bytes(row.torn_bytes)} torn at the end"] if row.torn_bytes else []
-        state += [f"{_count(row.broken, 'broken stretch', 'broken stretches')}"] if row.broken else []
+        state += [f"{size(row.torn_bytes)} torn at the end"] if row.torn_bytes else []
+        state += [f"{count(row.broken, 'broken stretch', 'broken stretches')}"] if row.broken else []
         counts = (row.entries, row.batches, row.facts, row.notes, row.messages)
-        table.add_row(row.file, *map(str, counts), _bytes(row.bytes), ", ".join(state) or "ok")
+        lines.add_row(row.file, *map(str, counts), size(row.bytes), ", ".join(state) or "ok")
     console.print("\nJournal" if summary.journal else "\nNo journal files")
     if summary.journal:
-        console.print(table)
+        console.print(lines)
 
 
 def _print_segments(console: Console, summary: Summary, limit: int) -> None:
     numbers = ("part", "first", "end", "groups", "bytes")
-    table = _table("topic", *numbers, "from", "to", numbers=numbers, folded=["topic", "to"])
+    lines = table("topic", *numbers, "from", "to", numbers=numbers, folded=["topic", "to"])
     for row in summary.segments[:limit]:
-        table.add_row(
+        lines.add_row(
             row.topic,
             str(row.partition),
             str(row.first_offset),
             str(row.end_offset),
             str(row.row_groups),
-            _bytes(row.size_bytes),
-            _time(row.first_time_us)[:19],
+            size(row.size_bytes),
+            moment(row.first_time_us)[:19],
             _until(row.first_time_us, row.last_time_us),
         )
     console.print("\nSegments" if summary.segments else "\nNo segments")
     if summary.segments:
-        console.print(table)
+        console.print(lines)
     if len(summary.segments) > limit:
         console.print(f"… and {len(summary.segments) - limit} more; use --topic, --partition or --limit")
 
@@ -276,21 +237,21 @@ def _print_segments(console: Console, summary: Summary, limit: int) -> None:
 def _print_entries(console: Console, rows: Sequence[EntrySummary], limit: int) -> None:
     numbers = ("position", "producer")
     titles = ("position", "kind", "crc", "time", "producer", "what")
-    table = _table(*titles, numbers=numbers, folded=["what"])
+    lines = table(*titles, numbers=numbers, folded=["what"])
     last = None
     for row in rows[:limit]:
         if row.file != last:
-            table.add_row(row.file)
+            lines.add_row(row.file)
             last = row.file
-        table.add_row(
+        lines.add_row(
             str(row.position),
             row.kind,
             "ok" if row.is_crc_right else "BAD",
-            _time(row.publish_time_us)[:19] if row.publish_time_us else "",
+            moment(row.publish_time_us)[:19] if row.publish_time_us else "",
             f"{row.producer_id}/{row.producer_epoch}" if row.producer_id else "",
             _what(row),
         )
-    console.print(table if rows else "no entries")
+    console.print(lines if rows else "no entries")
     if len(rows) > limit:
         console.print("… and more; use --file, --limit or --json")
 
@@ -312,11 +273,11 @@ def _what(row: EntrySummary) -> str:
 
 
 def _print_messages(console: Console, page: Page) -> None:
-    table = _table("offset", "time", "key", "bytes", "data", numbers=["offset", "bytes"], folded=["data"])
+    lines = table("offset", "time", "key", "bytes", "data", numbers=["offset", "bytes"], folded=["data"])
     for row in page.messages:
-        size = "" if row.data is None else str(len(row.data))
-        table.add_row(str(row.offset), _time(row.publish_time_us)[:19], row.key or "", size, _preview(row))
-    console.print(table if page.messages else f"no messages of {page.topic} partition {page.partition} there")
+        length = "" if row.data is None else str(len(row.data))
+        lines.add_row(str(row.offset), moment(row.publish_time_us)[:19], row.key or "", length, _preview(row))
+    console.print(lines if page.messages else f"no messages of {page.topic} partition {page.partition} there")
     for finding in page.damages:
         _print_finding(console, finding)
 
@@ -331,15 +292,15 @@ def _preview(row: MessageSummary) -> str:
 
 def _print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(
-        f"{verdict.directory}: {_count(verdict.topics, 'topic')}, "
-        f"{_count(verdict.journal_files, 'journal file')} with {_count(verdict.journal_entries, 'entry')} "
-        f"({_bytes(verdict.journal_bytes)}), {_count(verdict.segments, 'segment')} "
-        f"({_bytes(verdict.segment_bytes)})"
+        f"{verdict.directory}: {count(verdict.topics, 'topic')}, "
+        f"{count(verdict.journal_files, 'journal file')} with {count(verdict.journal_entries, 'entry')} "
+        f"({size(verdict.journal_bytes)}), {count(verdict.segments, 'segment')} "
+        f"({size(verdict.segment_bytes)})"
     )
     _print_findings(console, "damage", verdict.damages)
     _print_findings(console, "note", verdict.notes)
     if not verdict.is_whole:
-        console.print(f"\n{_count(len(verdict.damages), 'damage')} found")
+        console.print(f"\n{count(len(verdict.damages), 'damage')} found")
     elif verdict.is_fast:
         console.print("whole, as far as --fast looks: row groups of segments were not read")
     else:
@@ -348,15 +309,15 @@ def _print_verdict(console: Console, verdict: Verdict) -> None:
 
 def _print_rebuilt(console: Console, rebuilt: Rebuilt) -> None:
     numbers = ("id", "partitions", "segments", "sealed", "in the journal")
-    table = _table("topic", *numbers, numbers=numbers, folded=["topic"])
+    lines = table("topic", *numbers, numbers=numbers, folded=["topic"])
     for row in rebuilt.topics:
         counts = (row.id, row.partitions, row.segments, row.sealed_messages, row.journal_messages)
-        table.add_row(row.name, *map(str, counts))
-    console.print(table if rebuilt.topics else "no topics")
+        lines.add_row(row.name, *map(str, counts))
+    console.print(lines if rebuilt.topics else "no topics")
     console.print(
         f"catalog version {rebuilt.version}, journal sealed through file {max(0, rebuilt.sealed_through)}; "
-        f"{_count(rebuilt.subscriptions, 'subscription')}, {_count(rebuilt.producers, 'producer')}, "
-        f"{_count(rebuilt.documents, 'document')} kept"
+        f"{count(rebuilt.subscriptions, 'subscription')}, {count(rebuilt.producers, 'producer')}, "
+        f"{count(rebuilt.documents, 'document')} kept"
     )
     for title, names in (
         ("set aside, damaged", rebuilt.set_aside),
@@ -395,38 +356,10 @@ def _print_finding(console: Console, finding: Finding) -> None:
     console.print(Padding.indent(f"→ {finding.meaning}", 2))
 
 
-def _count(number: int, noun: str, nouns: str | None = None) -> str:
-    plural = nouns or (f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s")
-    return f"{number} {noun if number == 1 else plural}"
-
-
-def _bytes(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("the last unit takes every size")
-
-
-def _time(time_us: int) -> str:
-    from sparrow.model.message import from_us
-
-    return from_us(time_us).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
 def _until(first_time_us: int, last_time_us: int) -> str:
     """The end of a stretch of time; without its date when that is the date of the start."""
-    first, last = _time(first_time_us)[:19], _time(last_time_us)[:19]
+    first, last = moment(first_time_us)[:19], moment(last_time_us)[:19]
     return last[11:] if first[:10] == last[:10] else last
 
 
-def _reflow(text: str) -> str:
-    """A docstring with each paragraph on one line: the help page breaks lines where the terminal ends."""
-    paragraphs = cleandoc(text).split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-for _command in app.registered_commands:
-    assert _command.callback is not None
-    _command.help = _reflow(_command.callback.__doc__ or "")
+reflow(app)

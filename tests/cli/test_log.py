@@ -195,7 +195,7 @@ def test_what_cannot_be_looked_at_exits_with_2(data: Path, tmp_path: Path) -> No
 
 async def test_every_command_refuses_a_directory_that_a_broker_has_open(data: Path) -> None:
     async with await Broker.open(Settings(data=str(data))):
-        for words, code in ((["inspect"], 6), (["verify"], 2), (["rebuild", "--yes"], 6)):
+        for words, code in ((["inspect"], 7), (["verify"], 2), (["rebuild", "--yes"], 7)):
             done = await asyncio.to_thread(run, *words, data, "--json")
             assert done.returncode == code
             assert json.loads(done.stderr)["error"]["code"] == "DATA_DIRECTORY_LOCKED"

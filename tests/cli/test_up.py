@@ -94,7 +94,18 @@ class Up:
 @contextlib.contextmanager
 def up(data: Path, *words: str, prelude: str = "") -> Iterator[Up]:
     process = subprocess.Popen(
-        command("up", "--data", str(data), "--http", "127.0.0.1:0", "--json", *words, prelude=prelude),
+        command(
+            "up",
+            "--data",
+            str(data),
+            "--http",
+            "127.0.0.1:0",
+            "--tcp",
+            "127.0.0.1:0",
+            "--json",
+            *words,
+            prelude=prelude,
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -135,7 +146,7 @@ def test_an_open_connection_does_not_keep_a_broker_from_stopping(tmp_path: Path)
 
 
 def test_a_second_signal_ends_a_broker_that_does_not_stop(tmp_path: Path) -> None:
-    with up(tmp_path / "data", prelude=STUBBORN_BROKER) as broker:
+    with up(tmp_path / "data", "--tcp", "none", prelude=STUBBORN_BROKER) as broker:
         broker.process.send_signal(signal.SIGTERM)
         assert broker.process.stderr is not None
         while "broker-stopping" not in broker.process.stderr.readline():
@@ -152,7 +163,7 @@ def test_an_idle_broker_stays_small(tmp_path: Path) -> None:
 def test_a_terminal_gets_readable_lines_and_logs_stay_on_standard_error(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command("up", "--data", str(tmp_path / "data"), "--http", "127.0.0.1:0"),
+        command("up", "--data", str(tmp_path / "data"), "--http", "127.0.0.1:0", "--tcp", "127.0.0.1:0"),
         stdout=theirs,
         stderr=subprocess.PIPE,
         text=True,
@@ -169,7 +180,7 @@ def test_a_terminal_gets_readable_lines_and_logs_stay_on_standard_error(tmp_path
         process.kill()
         process.communicate()
         os.close(ours)
-    assert f"http://{json.loads(started)['details']['http']}" in shown
+    assert json.loads(started)["details"]["http"] in shown
     assert str(tmp_path / "data") in shown
     assert "Ctrl-C" in shown
     assert "event_type" not in shown
@@ -181,8 +192,8 @@ def test_a_terminal_gets_readable_lines_and_logs_stay_on_standard_error(tmp_path
 def test_a_taken_port_is_a_clear_error_before_the_data_directory_is_touched(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run("up", "--data", str(tmp_path / "data"), "--http", address)
-    assert done.returncode == 7
+        done = run("up", "--data", str(tmp_path / "data"), "--http", address, "--tcp", "none")
+    assert done.returncode == 5
     assert f"error: cannot listen on {address}: another process listens there" in done.stderr
     assert "hint: " in done.stderr
     assert "code: ADDRESS_UNAVAILABLE" in done.stderr
@@ -215,9 +226,10 @@ def test_with_json_an_error_is_one_line_of_json() -> None:
         (errors.InvalidSettings, 2),
         (errors.TopicNotFound, 3),
         (errors.TopicInUse, 4),
-        (errors.Backlogged, 5),
-        (errors.DataDirectoryLocked, 6),
-        (errors.AddressUnavailable, 7),
+        (errors.Backlogged, 6),
+        (errors.DataDirectoryLocked, 7),
+        (errors.AddressUnavailable, 5),
+        (errors.ConnectionLost, 5),
         (errors.SparrowError, 1),
     ],
 )
