@@ -56,6 +56,7 @@ class Maintenance:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._store.is_calm = False
         async with self._sealing:
             pass  # A seal under way is finished by its own shielded task.
 
@@ -64,6 +65,7 @@ class Maintenance:
         await self._store.rotate()
         total = 0
         while self._store.finished_bytes():
+            self._store.is_calm = False
             total += await self._seal_whole()
         return total
 
@@ -113,6 +115,7 @@ class Maintenance:
 
     async def _seal_due(self) -> None:
         while self._store.finished_bytes():
+            self._store.is_calm = True
             await self._seal_whole()
 
     async def _drop_for_ever(self) -> None:

@@ -52,7 +52,7 @@ class Options(NamedTuple):
     priority_class: str = "normal"
     compression: str = "none"
     """Of what is published: none, lz4 or zstd."""
-    linger_s: float = 0.002
+    linger_s: float = 0.005
     """How long single publishes wait for company while others are on their way."""
     batch_messages: int = 2000
     batch_bytes: int = 1024 * 1024

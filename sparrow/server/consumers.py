@@ -169,18 +169,19 @@ class Consumer:
 
     async def _pull(self, wanted: int, size: int) -> list[Portion]:
         """What is ready, else what comes in a while; nothing when somebody wants another look."""
-        looks, self._looks = self._looks, []
-        try:
-            found = await self.handle.pull_portions(wanted, 0.0, max_bytes=size)
-        except BaseException:
-            self._looks += looks
-            raise
-        if found:
-            self._looks += looks
-            return found
-        self._looked(looks)
         if self._looks:
-            return []
+            looks, self._looks = self._looks, []
+            try:
+                found = await self.handle.pull_portions(wanted, 0.0, max_bytes=size)
+            except BaseException:
+                self._looks += looks
+                raise
+            if found:
+                self._looks += looks
+                return found
+            self._looked(looks)
+            if self._looks:
+                return []
         pull = self.handle.pull_portions(wanted, _PULL_S, max_bytes=size)
         self._patient = asyncio.get_running_loop().create_task(pull)
         try:

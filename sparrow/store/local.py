@@ -80,6 +80,7 @@ class LocalStore:
         self._catalog_thread = catalog_thread
         self._seal_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-seal")
         self._keeping = asyncio.Lock()
+        self.is_calm = False
         self._is_file_finished = asyncio.Event()
         self._unsealed_bytes_max = journal.unsealed_bytes_max
         self._background: set[asyncio.Task[Any]] = set()
@@ -323,9 +324,16 @@ class LocalStore:
                 return 0
             plan = self._plan(files)
             compression, size = self._lake.compression, self._lake.row_group_bytes
+            count = len(self._journal.files)
             sealed: Sealed = await self._in(
                 self._seal_thread,
-                lambda: seal(self._disk, plan, compression=compression, row_group_bytes=size),
+                lambda: seal(
+                    self._disk,
+                    plan,
+                    compression=compression,
+                    row_group_bytes=size,
+                    is_hurried=lambda: not self.is_calm or len(self._journal.files) > count + 1,
+                ),
             )
             ends = {stream: self._sealed_end(stream, plan) for stream, _, _, _ in plan.streams}
             await self._in_catalog(

@@ -209,6 +209,9 @@ class Keeping(Protocol):
 
     async def wait_for_finished(self, bytes_min: int, timeout_s: float) -> None: ...
 
+    is_calm: bool
+    """Whether nobody waits for a seal: it then leaves the processor to others, unless it falls behind."""
+
     async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int: ...
 
     def segments(self, topic: Topic) -> list[SegmentInfo]: ...

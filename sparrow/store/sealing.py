@@ -7,8 +7,9 @@ that holds it is then kept aside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -22,6 +23,13 @@ from sparrow.store.hot import Place
 from sparrow.store.journalfile import JournalFile
 from sparrow.store.lake import write_segment
 from sparrow.store.ports import Damage
+
+_PAUSE_S = 50e-6
+"""Between two batches, however great the hurry: the event loop gets the interpreter then, for which it would
+otherwise wait a whole switch interval, thousands of times in a file of small batches."""
+_REST = 3.0
+"""Without hurry, how long to rest next to having worked: publishers and consumers come first."""
+_REST_S_MAX = 0.05
 
 
 class SealPlan(NamedTuple):
@@ -42,12 +50,19 @@ class Sealed(NamedTuple):
     damages: list[Damage]
 
 
-def seal(disk: Disk, plan: SealPlan, *, compression: str, row_group_bytes: int) -> Sealed:
-    """Writes one durable segment for each stream of the plan."""
+def seal(
+    disk: Disk,
+    plan: SealPlan,
+    *,
+    compression: str,
+    row_group_bytes: int,
+    is_hurried: Callable[[], bool],
+) -> Sealed:
+    """Writes one durable segment for each stream of the plan; rests now and then unless there is a hurry."""
     segments: list[Segment] = []
     damages: list[Damage] = []
     for stream, topic, directory, places in plan.streams:
-        batches = _Peeked(_read(plan.files, places, damages))
+        batches = _Peeked(_read(plan.files, places, damages, is_hurried))
         if batches.is_empty:
             continue
         segments.append(
@@ -65,9 +80,16 @@ def seal(disk: Disk, plan: SealPlan, *, compression: str, row_group_bytes: int) 
 
 
 def _read(
-    files: Mapping[int, JournalFile], places: Sequence[Place], damages: list[Damage]
+    files: Mapping[int, JournalFile],
+    places: Sequence[Place],
+    damages: list[Damage],
+    is_hurried: Callable[[], bool],
 ) -> Iterator[pa.RecordBatch]:
+    resumed = perf_counter()
     for place in places:
+        rest_s = 0.0 if is_hurried() else min(_REST_S_MAX, _REST * (perf_counter() - resumed))
+        sleep(max(_PAUSE_S, rest_s))
+        resumed = perf_counter()
         file = files[place.file_number]
         try:
             header = file.header(place.position)
