@@ -42,6 +42,14 @@ PROMISES = {
         "neighbour's rate beside to alone",
         "critical messages that passed",
     },
+    "throughput": {
+        "publish_batch",
+        "publish, one at a time",
+        "pull and ack in batches",
+        "consume and ack message by message",
+        "rate beside it, next to alone",
+    },
+    "latency": {"due to handler, p99"},
     "groups": {
         "sticky assignment",
         "sticky assignment, one joined",
