@@ -51,6 +51,8 @@ from sparrow.store.reader import LogReader
 from sparrow.store.sealing import Sealed, SealPlan, seal
 from sparrow.store.segments import SegmentIndex
 
+_CALM_BYTES_MIN = 16 * 1024 * 1024
+"""A seal of less is over before anybody could notice it."""
 _SEAL_FILES_MAX = 8
 
 
@@ -325,6 +327,7 @@ class LocalStore:
             plan = self._plan(files)
             compression, size = self._lake.compression, self._lake.row_group_bytes
             count = len(self._journal.files)
+            is_short = sum(file.end for file in files) < _CALM_BYTES_MIN
             sealed: Sealed = await self._in(
                 self._seal_thread,
                 lambda: seal(
@@ -332,7 +335,7 @@ class LocalStore:
                     plan,
                     compression=compression,
                     row_group_bytes=size,
-                    is_hurried=lambda: not self.is_calm or len(self._journal.files) > count + 1,
+                    is_hurried=lambda: is_short or not self.is_calm or len(self._journal.files) > count + 1,
                 ),
             )
             ends = {stream: self._sealed_end(stream, plan) for stream, _, _, _ in plan.streams}

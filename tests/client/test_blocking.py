@@ -37,6 +37,7 @@ PAIRS = [
 ]
 FOR_PROTOCOLS = [
     ("Broker", "publish_encoded"),
+    ("Broker", "flow_listeners"),
     ("Broker", "next_sequence"),
     ("Broker", "wait_for"),
     ("BrokerSubscription", "pull_portions"),

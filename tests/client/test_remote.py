@@ -45,6 +45,7 @@ PAIRS = [
 HERE_ONLY = {
     "open": "sparrow.connect does it",
     "publish_encoded": "for protocols",
+    "flow_listeners": "for protocols",
     "pull_portions": "for protocols",
     "ack_names": "for protocols",
     "nack_names": "for protocols",
