@@ -53,6 +53,8 @@ from sparrow.store.segments import SegmentIndex
 
 _CALM_BYTES_MIN = 16 * 1024 * 1024
 """A seal of less is over before anybody could notice it."""
+_CALM_FILES_MAX = 2
+"""The one that is written and one that is finished; with more of them sealing is behind."""
 _SEAL_FILES_MAX = 8
 
 
@@ -326,7 +328,6 @@ class LocalStore:
                 return 0
             plan = self._plan(files)
             compression, size = self._lake.compression, self._lake.row_group_bytes
-            count = len(self._journal.files)
             is_short = sum(file.end for file in files) < _CALM_BYTES_MIN
             sealed: Sealed = await self._in(
                 self._seal_thread,
@@ -335,7 +336,9 @@ class LocalStore:
                     plan,
                     compression=compression,
                     row_group_bytes=size,
-                    is_hurried=lambda: is_short or not self.is_calm or len(self._journal.files) > count + 1,
+                    is_hurried=lambda: (
+                        is_short or not self.is_calm or len(self._journal.files) > _CALM_FILES_MAX
+                    ),
                 ),
             )
             ends = {stream: self._sealed_end(stream, plan) for stream, _, _, _ in plan.streams}
@@ -353,6 +356,10 @@ class LocalStore:
             if is_removable:
                 await self._in(self._seal_thread, self._remove_files, files)
             return sum(segment.rows for segment in sealed.segments)
+
+    def _is_behind(self) -> bool:
+        """Whether somebody waits for a seal, or files pile up."""
+        return not self.is_calm or len(self._journal.files) > _CALM_FILES_MAX
 
     async def _witness(self) -> bool:
         """Has the journal bear witness of the catalog's version; whether sealed files may go. On a full disk

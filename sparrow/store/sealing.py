@@ -24,12 +24,10 @@ from sparrow.store.journalfile import JournalFile
 from sparrow.store.lake import write_segment
 from sparrow.store.ports import Damage
 
-_PAUSE_S = 50e-6
-"""Between two batches, however great the hurry: the event loop gets the interpreter then, for which it would
-otherwise wait a whole switch interval, thousands of times in a file of small batches."""
 _REST = 3.0
-"""Without hurry, how long to rest next to having worked: publishers and consumers come first."""
-_REST_S_MAX = 0.05
+"""Without hurry, how long to rest next to having worked: publishers and consumers come first. While it rests
+the event loop has the interpreter, for which it would otherwise wait a switch interval again and again."""
+_REST_S_MIN, _REST_S_MAX = 50e-6, 0.05
 
 
 class SealPlan(NamedTuple):
@@ -87,9 +85,9 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     resumed = perf_counter()
     for place in places:
-        rest_s = 0.0 if is_hurried() else min(_REST_S_MAX, _REST * (perf_counter() - resumed))
-        sleep(max(_PAUSE_S, rest_s))
-        resumed = perf_counter()
+        if not is_hurried():
+            sleep(max(_REST_S_MIN, min(_REST_S_MAX, _REST * (perf_counter() - resumed))))
+            resumed = perf_counter()
         file = files[place.file_number]
         try:
             header = file.header(place.position)
