@@ -9,7 +9,7 @@ Nothing here looks at single messages except when it builds columns from Python 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -23,6 +23,7 @@ from sparrow.model.topic import Codec
 _TIME = pa.timestamp("us", tz="UTC")
 _ATTRIBUTES = pa.map_(pa.string(), pa.string())
 _IDS = pa.list_(pa.string())
+_SHARED_NULLS = 4096
 
 PUBLISH_FIELDS = (
     pa.field("data", pa.binary()),
@@ -209,10 +210,20 @@ def to_table_form(
         if field.name in names
         else made[field.name]
         if field.name in made
-        else pa.nulls(count, field.type)
+        else _nulls(field.type, count)
         for field in TABLE_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=TABLE_SCHEMA)
+
+
+def _nulls(kind: pa.DataType, count: int) -> Any:
+    """So many nulls, cut from shared ones: every call into Arrow that allocates may lose the interpreter."""
+    return _many_nulls(kind).slice(0, count) if count <= _SHARED_NULLS else pa.nulls(count, kind)
+
+
+@cache
+def _many_nulls(kind: pa.DataType) -> Any:
+    return pa.nulls(_SHARED_NULLS, kind)
 
 
 def size_of(batch: pa.RecordBatch | pa.Table) -> int:

@@ -125,6 +125,7 @@ class Journal:
         self._last_time_us = 0
         self._pending: deque[Chain] = deque()
         self._pending_bytes = 0
+        self.written_bytes = 0
         self._waiting: deque[Chain] = deque()
         self._group: list[Chain] = []
         self._runner: asyncio.Task[None] | None = None
@@ -389,6 +390,7 @@ class Journal:
                 self._is_sync_wanted = False
             else:
                 self._sync_later()
+            self.written_bytes += sum(chain.size for chain in group)
             self._complete(group)
         except Exception as error:  # noqa: BLE001 - those who wait must be told of a bug
             self._freeze(JournalFrozen(f"the journal failed: {error!r}"), group)

@@ -328,7 +328,6 @@ class LocalStore:
                 return 0
             plan = self._plan(files)
             compression, size = self._lake.compression, self._lake.row_group_bytes
-            is_short = sum(file.end for file in files) < _CALM_BYTES_MIN
             sealed: Sealed = await self._in(
                 self._seal_thread,
                 lambda: seal(
@@ -336,9 +335,7 @@ class LocalStore:
                     plan,
                     compression=compression,
                     row_group_bytes=size,
-                    is_hurried=lambda: (
-                        is_short or not self.is_calm or len(self._journal.files) > _CALM_FILES_MAX
-                    ),
+                    is_behind=self._watch_pace(sum(file.end for file in files)),
                 ),
             )
             ends = {stream: self._sealed_end(stream, plan) for stream, _, _, _ in plan.streams}
@@ -357,9 +354,17 @@ class LocalStore:
                 await self._in(self._seal_thread, self._remove_files, files)
             return sum(segment.rows for segment in sealed.segments)
 
-    def _is_behind(self) -> bool:
-        """Whether somebody waits for a seal, or files pile up."""
-        return not self.is_calm or len(self._journal.files) > _CALM_FILES_MAX
+    def _watch_pace(self, size: int) -> Callable[[int], bool]:
+        """Tells, from the bytes that were sealed so far, whether somebody waits for this seal, files pile up,
+        or publishers write faster than it goes on."""
+        journal, start = self._journal, self._journal.written_bytes
+        is_short = size < _CALM_BYTES_MIN
+        return lambda done: (
+            is_short
+            or not self.is_calm
+            or len(journal.files) > _CALM_FILES_MAX
+            or journal.written_bytes - start > done
+        )
 
     async def _witness(self) -> bool:
         """Has the journal bear witness of the catalog's version; whether sealed files may go. On a full disk

@@ -25,7 +25,7 @@ from sparrow.store.lake import write_segment
 from sparrow.store.ports import Damage
 
 _REST = 3.0
-"""Without hurry, how long to rest next to having worked: publishers and consumers come first. While it rests
+"""While it is not behind, how long to rest next to having worked: publishers and consumers come first. While it rests
 the event loop has the interpreter, for which it would otherwise wait a switch interval again and again."""
 _REST_S_MIN, _REST_S_MAX = 50e-6, 0.05
 
@@ -54,13 +54,14 @@ def seal(
     *,
     compression: str,
     row_group_bytes: int,
-    is_hurried: Callable[[], bool],
+    is_behind: Callable[[int], bool],
 ) -> Sealed:
-    """Writes one durable segment for each stream of the plan; rests now and then unless there is a hurry."""
+    """Writes one durable segment for each stream of the plan; rests now and then unless it is behind."""
     segments: list[Segment] = []
     damages: list[Damage] = []
+    pace = _Pace(is_behind)
     for stream, topic, directory, places in plan.streams:
-        batches = _Peeked(_read(plan.files, places, damages, is_hurried))
+        batches = _Peeked(_read(plan.files, places, damages, pace))
         if batches.is_empty:
             continue
         segments.append(
@@ -81,16 +82,14 @@ def _read(
     files: Mapping[int, JournalFile],
     places: Sequence[Place],
     damages: list[Damage],
-    is_hurried: Callable[[], bool],
+    pace: _Pace,
 ) -> Iterator[pa.RecordBatch]:
-    resumed = perf_counter()
     for place in places:
-        if not is_hurried():
-            sleep(max(_REST_S_MIN, min(_REST_S_MAX, _REST * (perf_counter() - resumed))))
-            resumed = perf_counter()
+        pace.rest()
         file = files[place.file_number]
         try:
             header = file.header(place.position)
+            pace.done += header.body_length
             batch = decode(file.body(header), header.columns)
         except DataDamaged as error:
             file.has_damage = True
@@ -99,6 +98,20 @@ def _read(
         yield to_table_form(
             batch, header.base_offset, header.publish_time_us, header.producer_id, header.base_sequence
         )
+
+
+class _Pace:
+    """Rests while sealing is ahead of those who publish."""
+
+    def __init__(self, is_behind: Callable[[int], bool]) -> None:
+        self.done = 0
+        self._is_behind = is_behind
+        self._resumed_s = perf_counter()
+
+    def rest(self) -> None:
+        if not self._is_behind(self.done):
+            sleep(max(_REST_S_MIN, min(_REST_S_MAX, _REST * (perf_counter() - self._resumed_s))))
+        self._resumed_s = perf_counter()
 
 
 class _Peeked:
