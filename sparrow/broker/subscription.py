@@ -6,10 +6,7 @@ Settling is quick: an ack is taken at once, travels to the journal with others, 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -25,13 +22,11 @@ from sparrow.kernel.exchange import Refusal, Settled
 from sparrow.kernel.filter import parse_filter
 from sparrow.kernel.lag import LagReport
 from sparrow.kernel.lease import AckNames, name_offsets, parse_ack_ids
-from sparrow.model.errors import BrokerClosed, InvalidAckId, InvalidArgument, PreconditionFailed
-from sparrow.model.group import Committed, GroupInfo, GroupMode, MemberInfo
+from sparrow.model.consumer import Consumer, Target, check_number, sort_target
+from sparrow.model.errors import BrokerClosed
+from sparrow.model.group import Committed, GroupInfo, MemberInfo
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import Subscription, SubscriptionPolicy, parse_policy
-
-PULL_MAX = 100_000
-Target = Iterable[Delivered | str] | Delivered
 
 
 class Desk(NamedTuple):
@@ -49,7 +44,7 @@ class Desk(NamedTuple):
     """Makes a member of a group."""
 
 
-class BrokerSubscription:
+class BrokerSubscription(Consumer):
     """One program's hold on a subscription. Several may share one; each message goes to one of them."""
 
     def __init__(self, name: str, consumer: str, desk: Desk) -> None:
@@ -126,54 +121,9 @@ class BrokerSubscription:
             self.consumer, max_messages, timeout_s, seat=self._seat, max_bytes=max_bytes
         )
 
-    def _check_pull(self, max_messages: object, timeout_s: object, max_bytes: object) -> None:
-        if not isinstance(max_messages, int) or not 1 <= max_messages <= PULL_MAX:
-            raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
-        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
-            raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
-        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
-            raise InvalidArgument(f"max_bytes must be a whole number from 1, not {max_bytes!r}")
-        if self._seat is None and self.policy.group.mode is GroupMode.PARTITIONED:
-            raise PreconditionFailed(
-                f"{self.name!r} is shared by partitions; only its members get messages",
-                hint="Call join first and pull with the member that it returns.",
-            )
-
-    async def __aiter__(self) -> AsyncIterator[Delivered]:
-        """Messages for ever; settle each of them."""
-        while True:
-            for message in await self.pull(timeout_s=1.0):
-                yield message
-
-    async def run(self, callback: Callable[[Delivered], Any], *, max_in_flight: int = 100) -> None:
-        """Calls ``callback`` for every message until cancelled: returning acks, raising nacks. Up to
-        ``max_in_flight`` calls run at once when the callback is async."""
-        if not isinstance(max_in_flight, int) or max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight must be at least 1, not {max_in_flight!r}")
-        at_work: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                if len(at_work) >= max_in_flight:
-                    await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                for message in await self.pull(max_in_flight - len(at_work), timeout_s=1.0):
-                    task = asyncio.get_running_loop().create_task(self._call(callback, message))
-                    at_work.add(task)
-                    task.add_done_callback(at_work.discard)
-        finally:
-            if at_work:
-                await asyncio.wait(at_work)
-            await self.flush()
-
-    async def _call(self, callback: Callable[[Delivered], Any], message: Delivered) -> None:
-        try:
-            outcome = callback(message)
-            if inspect.isawaitable(outcome):
-                await outcome
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-            await self.nack([message], reason=f"{type(error).__name__}: {error}")
-        else:
-            await self.ack([message])
+    def _check_seat(self) -> None:
+        if self._seat is None:
+            super()._check_seat()
 
     # Settling.
 
@@ -217,7 +167,7 @@ class BrokerSubscription:
     ) -> list[Refusal]:
         """As ``nack``, for messages by lease and offsets; what was refused is returned."""
         if delay_s is not None:
-            _check_number("delay_s", delay_s)
+            check_number("delay_s", delay_s)
         decided = self._courier.delivery.nack(
             names,
             self._clock.now_us(),
@@ -231,7 +181,7 @@ class BrokerSubscription:
 
     def extend_names(self, names: AckNames, seconds: float) -> list[Refusal]:
         """As ``extend``, for messages by lease and offsets; what was refused is returned."""
-        _check_number("seconds", seconds)
+        check_number("seconds", seconds)
         courier = self._courier
         settled = courier.delivery.extend(names, seconds, self._clock.now_us(), self._speaks_for(names))
         courier.set_timer()
@@ -446,27 +396,10 @@ class DeadLetterBox:
 
 
 def _names(messages: Target) -> AckNames:
-    """What the messages are called in the kernel: those in hand by their lease, texts as ack ids."""
-    if isinstance(messages, str | Delivered):
-        messages = [messages]
-    if not isinstance(messages, Iterable):
-        raise InvalidAckId(f"messages or their ack ids are settled, not {messages!r}")
-    texts: list[str] = []
-    held: dict[str, list[int]] = {}
-    for message in messages:
-        if isinstance(message, Delivered):
-            held.setdefault(message.lease, []).append(message.offset)
-        elif isinstance(message, str):
-            texts.append(message)
-        else:
-            raise InvalidAckId(f"messages or their ack ids are settled, not {message!r}")
+    """What the messages are called in the kernel."""
+    held, texts = sort_target(messages)
     parsed = parse_ack_ids(texts)
     return AckNames(name_offsets(held).groups + parsed.groups, parsed.bad)
-
-
-def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidArgument(f"{name} must be a number, not {value!r}")
 
 
 def _complain(refused: list[Refusal]) -> None:

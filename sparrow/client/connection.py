@@ -75,7 +75,10 @@ class Connection(asyncio.BufferedProtocol):
                 head, _ = await made.request(hello)
         except (OSError, TimeoutError) as error:
             made.abort()
-            raise ConnectionLost(f"{target} cannot be reached: {error or 'no answer in time'}") from error
+            raise ConnectionLost(
+                f"{target} cannot be reached: {error or 'no answer in time'}",
+                hint="Start a broker there with `sparrow up`, or check the address.",
+            ) from error
         except BaseException as error:
             made.abort()
             if isinstance(error, ConnectionLost) and made.problem is not None:

@@ -8,10 +8,7 @@ hears of it. And ``heartbeat="manual"`` is not offered: a connection that lives 
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -23,20 +20,18 @@ from sparrow.client.session import Session
 from sparrow.client.settling import Held, complain, parse_names, to_ranges
 from sparrow.client.supply import Supply
 from sparrow.kernel.lag import LagReport
+from sparrow.model.consumer import Consumer, Target, check_number
 from sparrow.model.errors import InvalidArgument, PreconditionFailed
-from sparrow.model.group import Committed, GroupInfo, GroupMode, MemberInfo
+from sparrow.model.group import Committed, GroupInfo, MemberInfo
 from sparrow.model.message import Delivered
 from sparrow.model.subscription import Guarantee, Subscription, SubscriptionPolicy
 from sparrow.wire import heads
 
-PULL_MAX = 100_000
 SETTLE_MAX = 100_000
 """Messages that one frame settles; the broker takes some more."""
 
-Target = Iterable[Delivered | str] | Delivered
 
-
-class RemoteSubscription:
+class RemoteSubscription(Consumer):
     """One program's hold on a subscription. Several may share one; each message goes to one of them."""
 
     def __init__(
@@ -92,58 +87,6 @@ class RemoteSubscription:
         self._check_pull(max_messages, timeout_s, max_bytes)
         return await self._supply.pull(max_messages, timeout_s, max_bytes, self.owner)
 
-    def _check_pull(self, max_messages: object, timeout_s: object, max_bytes: object) -> None:
-        if not isinstance(max_messages, int) or not 1 <= max_messages <= PULL_MAX:
-            raise InvalidArgument(f"max_messages must be from 1 to {PULL_MAX}, not {max_messages!r}")
-        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
-            raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
-        if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
-            raise InvalidArgument(f"max_bytes must be a whole number from 1, not {max_bytes!r}")
-        self._check_seat()
-
-    def _check_seat(self) -> None:
-        if self.policy.group.mode is GroupMode.PARTITIONED:
-            raise PreconditionFailed(
-                f"{self.name!r} is shared by partitions; only its members get messages",
-                hint="Call join first and pull with the member that it returns.",
-            )
-
-    async def __aiter__(self) -> AsyncIterator[Delivered]:
-        """Messages for ever; settle each of them."""
-        while True:
-            for message in await self.pull(timeout_s=1.0):
-                yield message
-
-    async def run(self, callback: Callable[[Delivered], Any], *, max_in_flight: int = 100) -> None:
-        """Calls ``callback`` for every message until cancelled: returning acks, raising nacks. Up to
-        ``max_in_flight`` calls run at once when the callback is async."""
-        if not isinstance(max_in_flight, int) or max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight must be at least 1, not {max_in_flight!r}")
-        at_work: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                if len(at_work) >= max_in_flight:
-                    await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                for message in await self.pull(max_in_flight - len(at_work), timeout_s=1.0):
-                    task = asyncio.get_running_loop().create_task(self._handle(callback, message))
-                    at_work.add(task)
-                    task.add_done_callback(at_work.discard)
-        finally:
-            if at_work:
-                await asyncio.wait(at_work)
-            await self.flush()
-
-    async def _handle(self, callback: Callable[[Delivered], Any], message: Delivered) -> None:
-        try:
-            outcome = callback(message)
-            if inspect.isawaitable(outcome):
-                await outcome
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-            await self.nack([message], reason=f"{type(error).__name__}: {error}")
-        else:
-            await self.ack([message])
-
     # Settling.
 
     async def ack(self, messages: Target, *, wait: bool = False) -> None:
@@ -183,7 +126,7 @@ class RemoteSubscription:
     ) -> None:
         """The work failed; see ``Delivered.nack``."""
         if delay_s is not None:
-            _check_number("delay_s", delay_s)
+            check_number("delay_s", delay_s)
         held, bad = parse_names(messages)
         self._check_life()
         is_waited_for = wait or self.policy.guarantee is Guarantee.EXACTLY_ONCE
@@ -200,7 +143,7 @@ class RemoteSubscription:
 
     async def extend(self, messages: Target, seconds: float) -> None:
         """More time for the work, counted from now."""
-        _check_number("seconds", seconds)
+        check_number("seconds", seconds)
         held, bad = parse_names(messages)
         self._check_life()
         for some in _cut(held):
@@ -362,8 +305,3 @@ def _cut(held: Held) -> Iterable[Held]:
         for lease, offsets in held.items()
         for start in range(0, len(offsets), SETTLE_MAX)
     ]
-
-
-def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidArgument(f"{name} must be a number, not {value!r}")

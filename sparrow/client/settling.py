@@ -8,14 +8,14 @@ lease while nobody else has the message, and otherwise the message was, or will 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from sparrow.client.connection import Answer, Connection
 from sparrow.kernel.lease import ack_ids, parse_ack_ids, parse_head
+from sparrow.model.consumer import sort_target
 from sparrow.model.errors import ConnectionLost, InvalidAckId, SparrowError, StaleAckId, from_dict
-from sparrow.model.message import Delivered
 from sparrow.wire import heads
 
 _GATHER_S = 0.0015
@@ -37,23 +37,7 @@ class Names(NamedTuple):
 
 def parse_names(messages: Any) -> Names:
     """Messages in hand by their lease, texts as ack ids."""
-    if isinstance(messages, str | Delivered):
-        messages = [messages]
-    if not isinstance(messages, Iterable):
-        raise InvalidAckId(f"messages or their ack ids are settled, not {messages!r}")
-    texts: list[str] = []
-    held: Held = {}
-    for message in messages:
-        if isinstance(message, Delivered):
-            lease = message._lot.lease
-            if lease in held:
-                held[lease].append(message.offset)
-            else:
-                held[lease] = [message.offset]
-        elif isinstance(message, str):
-            texts.append(message)
-        else:
-            raise InvalidAckId(f"messages or their ack ids are settled, not {message!r}")
+    held, texts = sort_target(messages)
     parsed = parse_ack_ids(texts)
     for group in parsed.groups:
         held.setdefault(group.ids[0].partition(".")[0], []).extend(group.offsets)
