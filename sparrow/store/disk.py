@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sparrow.store.machine import Space, space
+
 _IOV_MAX = 1024  # Linux refuses longer vectors; POSIX guarantees 16, every Unix we run on has 1024.
 
 Bytes = Any
@@ -100,6 +102,23 @@ class Disk:
             self.sync(descriptor)
         finally:
             self.close(descriptor)
+
+    def hasten(self, path: Path, start: int) -> int:
+        """Has the kernel begin to write what a file has from ``start`` on, and waits for nothing: the sync
+        that comes later finds little to do, and does not hold up the journal's. Returns the file's end."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            end = os.fstat(descriptor).st_size
+            if hasattr(os, "posix_fadvise") and end > start:
+                # Named for what it does to clean pages; of dirty ones it starts the writing and keeps them.
+                os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+            return end
+        finally:
+            os.close(descriptor)
+
+    def space(self, path: Path) -> Space:
+        """What is free of the disk that holds a path."""
+        return space(path)
 
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

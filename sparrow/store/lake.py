@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import google_crc32c
 import pyarrow as pa
@@ -24,6 +24,7 @@ from sparrow.store.batch import TABLE_SCHEMA
 from sparrow.store.catalog_tables import RowGroup, Segment, pack_groups
 from sparrow.store.disk import Disk
 
+Rows: TypeAlias = pa.Table | pa.RecordBatch
 FORMAT = b"1"
 _TAIL = struct.Struct("<I4s")  # Parquet ends with the footer's length and its magic.
 _PARQUET_MAGIC = b"PAR1"
@@ -46,16 +47,18 @@ def write_segment(
     directory: Path,
     topic: str,
     stream: StreamId,
-    batches: Iterable[pa.RecordBatch],
+    batches: Iterable[Rows],
     *,
     compression: str,
     row_group_bytes: int,
 ) -> Segment:
     """Writes the batches (table form, offsets ascending) as one segment whose name and bytes are durable."""
     writer = _SegmentWriter(directory, topic, stream, compression)
+    hastened = 0
     try:
         for group in _row_groups(batches, row_group_bytes):
             writer.add(group)
+            hastened = disk.hasten(writer.path, hastened)
         temporary = writer.finish()
     except BaseException:
         writer.abandon()
@@ -66,26 +69,28 @@ def write_segment(
     return segment
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    gathered: list[pa.RecordBatch] = []
+def _row_groups(tables: Iterable[Rows], size: int) -> Iterator[pa.Table]:
+    gathered: list[pa.Table] = []
     weight = 0
-    for batch in batches:
-        for piece in _pieces(batch, size):
-            if gathered and weight + piece.nbytes > size:
-                yield pa.Table.from_batches(gathered)
+    for rows in tables:
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        for piece in _pieces(table, size):
+            piece_bytes = piece.nbytes
+            if gathered and weight + piece_bytes > size:
+                yield pa.concat_tables(gathered)
                 gathered, weight = [], 0
             gathered.append(piece)
-            weight += piece.nbytes
+            weight += piece_bytes
     if gathered:
-        yield pa.Table.from_batches(gathered)
+        yield pa.concat_tables(gathered)
 
 
-def _pieces(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    """The batch, cut so that no piece is much larger than ``size``."""
-    count = min(batch.num_rows, -(-batch.nbytes // size))
-    step = -(-batch.num_rows // max(1, count))
-    for start in range(0, batch.num_rows, step):
-        yield batch.slice(start, step)
+def _pieces(table: pa.Table, size: int) -> Iterator[pa.Table]:
+    """The table, cut so that no piece is much larger than ``size``."""
+    count = max(1, min(table.num_rows, round(table.nbytes / size)))
+    step = -(-table.num_rows // count)
+    for start in range(0, table.num_rows, step):
+        yield table.slice(start, step)
 
 
 class _SegmentWriter:

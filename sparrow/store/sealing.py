@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparrow.model.errors import DataDamaged
 from sparrow.model.message import StreamId
-from sparrow.store.batch import decode, to_table_form
+from sparrow.store.batch import Lot, decode, to_table
 from sparrow.store.catalog_tables import Segment
 from sparrow.store.disk import Disk
 from sparrow.store.hot import Place
@@ -25,9 +25,9 @@ from sparrow.store.lake import write_segment
 from sparrow.store.ports import Damage
 
 _REST = 3.0
-"""While it is not behind, how long to rest next to having worked: publishers and consumers come first. While it rests
-the event loop has the interpreter, for which it would otherwise wait a switch interval again and again."""
-_REST_S_MIN, _REST_S_MAX = 50e-6, 0.05
+"""While it is not behind, how long to rest next to having worked: publishers and consumers come first. In
+its rests the event loop has the interpreter, for which it would else wait a switch interval each time."""
+_WORK_S_MIN, _REST_S_MAX = 0.001, 0.05
 
 
 class SealPlan(NamedTuple):
@@ -61,7 +61,7 @@ def seal(
     damages: list[Damage] = []
     pace = _Pace(is_behind)
     for stream, topic, directory, places in plan.streams:
-        batches = _Peeked(_read(plan.files, places, damages, pace))
+        batches = _Peeked(_read(plan.files, places, damages, pace, row_group_bytes))
         if batches.is_empty:
             continue
         segments.append(
@@ -83,21 +83,35 @@ def _read(
     places: Sequence[Place],
     damages: list[Damage],
     pace: _Pace,
-) -> Iterator[pa.RecordBatch]:
+    size: int,
+) -> Iterator[pa.Table]:
+    """The batches in tables of about ``size`` bytes."""
+    gathered: list[Lot] = []
+    weight = 0
+    kind: tuple[int, bool] | None = None
     for place in places:
         pace.rest()
         file = files[place.file_number]
         try:
             header = file.header(place.position)
-            pace.done += header.body_length
             batch = decode(file.body(header), header.columns)
         except DataDamaged as error:
             file.has_damage = True
             damages.append(Damage(file=file.path.name, what=error.message, position=place.position))
             continue
-        yield to_table_form(
-            batch, header.base_offset, header.publish_time_us, header.producer_id, header.base_sequence
+        pace.done += header.body_length
+        bytes_here = header.body_length if header.codec == 0 else batch.nbytes
+        kind_here = (header.columns, header.producer_id != 0)
+        if gathered and (kind_here != kind or weight + bytes_here > size):
+            yield to_table(gathered)
+            gathered, weight = [], 0
+        kind = kind_here
+        weight += bytes_here
+        gathered.append(
+            Lot(batch, header.base_offset, header.publish_time_us, header.producer_id, header.base_sequence)
         )
+    if gathered:
+        yield to_table(gathered)
 
 
 class _Pace:
@@ -109,15 +123,17 @@ class _Pace:
         self._resumed_s = perf_counter()
 
     def rest(self) -> None:
-        if not self._is_behind(self.done):
-            sleep(max(_REST_S_MIN, min(_REST_S_MAX, _REST * (perf_counter() - self._resumed_s))))
-        self._resumed_s = perf_counter()
+        worked_s = perf_counter() - self._resumed_s
+        if worked_s >= _WORK_S_MIN:
+            if not self._is_behind(self.done):
+                sleep(min(_REST_S_MAX, _REST * worked_s))
+            self._resumed_s = perf_counter()
 
 
 class _Peeked:
     """An iterator whose first item has been looked at."""
 
-    def __init__(self, items: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, items: Iterator[pa.Table]) -> None:
         self._items = items
         self._first = next(items, None)
 
@@ -125,7 +141,7 @@ class _Peeked:
     def is_empty(self) -> bool:
         return self._first is None
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
+    def __iter__(self) -> Iterator[pa.Table]:
         if self._first is not None:
             yield self._first
         self._first = None
