@@ -2,7 +2,8 @@
 
 Each filter is another one, is found through the index of equalities, and matches. Two ways to receive: all
 consumers wait in a long-poll when the message is published, or all of them ask right after it. The time runs
-from the call of publish (on a durable topic) until the last consumer holds the message. The garbage collector is set as ``sparrow up`` sets it.
+from the call of publish (on a durable topic) until the last consumer holds the message. The garbage
+collector is set as ``sparrow up`` sets it.
 
     python -m benchmarks.fanout [--quick] [--profile FILE]
 """
