@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -52,6 +52,15 @@ TICK_LEAST_S = 0.02
 JITTER_SHARE = 0.25
 """By how much longer a wait may be, so that those who wait do not come all at once."""
 _KIND = "publisher-limit"
+
+
+class FlowCounts(NamedTuple):
+    """What flow control made of publishes to a topic; in messages."""
+
+    mode: str
+    rejected: int
+    dropped: int
+    """Never stored, or taken from subscriptions."""
 
 
 class Lines:
@@ -248,6 +257,11 @@ class Gate:
         if self.is_gone:
             raise TopicNotFound(f"there is no topic {self.topic.name!r}")
 
+    @property
+    def is_pausing(self) -> bool:
+        """Whether it is full and publishers wait."""
+        return self.flow.is_full and self.flow.policy.overflow is Overflow.BLOCK
+
     def report(self) -> FlowReport:
         now_us = self._house.now_us()
         flow, signal = self.flow, self.flow.signal(now_us)
@@ -255,6 +269,7 @@ class Gate:
             topic=self.topic.name,
             mode=flow.mode.value,
             level=signal.level,
+            is_paused=self.is_pausing,
             cause=signal.cause.value,
             intensity=signal.intensity,
             pressure=round(flow.pressure, 3),
@@ -358,6 +373,14 @@ class Flow:
             gate = self._side_gates[topic.id] = Gate(topic, self)
         return gate
 
+    def counts(self, topic: Topic) -> FlowCounts | None:
+        """What it did with what was published to a topic; none when it never had to do with it."""
+        gate = self._gates.get(topic.id) or self._side_gates.get(topic.id)
+        if gate is None:
+            return None
+        counts = gate.flow.counts
+        return FlowCounts(gate.flow.mode.value, counts.rejected, counts.dropped + gate.given_up)
+
     def report(self, topic: Topic) -> FlowReport:
         """How a topic treats its publishers."""
         gate = self._gates.get(topic.id) or self._side_gates.get(topic.id) or Gate(topic, self)
@@ -451,21 +474,26 @@ class Flow:
             return
         gate.slowest = max(depths, key=depths.__getitem__, default=None)
         gate.backlog = depths[gate.slowest] if gate.slowest is not None else 0
-        before = flow.mode
+        before, was_pausing = flow.mode, gate.is_pausing
         flow.observe(gate.backlog + gate.under_way, age_us, self.now_us())
         if flow.mode is not before:
-            self._tell(gate, before.value)
+            self._log_change(gate, before.value)
+        if flow.mode is not before or gate.is_pausing != was_pausing:
+            self._tell(gate)
         if gate.trim is not None:
             wanted, gate.trim = gate.trim, None
             gate.given_up += await self._trimming.trim(self._lags.of_topic(topic), wanted)
 
-    def _tell(self, gate: Gate, before: str) -> None:
+    def _log_change(self, gate: Gate, before: str) -> None:
         report = gate.report()
         tell = self._log.info if report.mode == "normal" else self._log.warning
         tell(
             "flow-mode-changed", "", topic=report.topic, before=before, mode=report.mode, cause=report.cause,
             backlog=report.backlog, slowest=report.slowest,
         )  # fmt: skip
+
+    def _tell(self, gate: Gate) -> None:
+        report = gate.report()
         for listener in list(self.listeners):
             listener(report)
 

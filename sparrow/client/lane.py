@@ -145,6 +145,8 @@ class Lane:
         if connection is None:
             session.wake()
             return
+        if self._queue and session.is_paused(self.topic, self.pump):
+            return
         window = session.options.max_in_flight if self._is_proven else 1
         while self._queue and not self._is_stalled and len(self._sent) < window:
             size = len(self._queue[0].body.buffer)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,6 +22,9 @@ from sparrow.client.options import Options, Target
 from sparrow.model.errors import BrokerClosed, ConnectionLost, InvalidArgument, SparrowError
 from sparrow.wire import heads
 from sparrow.wire.heads import Head
+
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
+"""How long a topic stays paused when the broker says no more of it."""
 
 
 class Guest(Protocol):
@@ -58,6 +62,8 @@ class Session:
         """By the number that they have on the present connection."""
         self.flow: dict[str, heads.Flow] = {}
         """What the broker last said of each topic."""
+        self._paused: dict[str, dict[Callable[[], None], None]] = {}
+        """Who goes on when a topic takes messages again."""
         self.is_closed = False
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
@@ -172,6 +178,26 @@ class Session:
                 consumer.ended(head.to_exception())
         elif isinstance(head, heads.Flow):
             self.flow[head.topic] = head
+            if head.kind != "pause":
+                self._end_pause(head.topic)
+            elif head.topic not in self._paused:
+                self._paused[head.topic] = {}
+                patience_s = min(max(head.retry_after_s, _PAUSE_S_MIN), _PAUSE_S_MAX)
+                asyncio.get_running_loop().call_later(patience_s, self._end_pause, head.topic)
+
+    # Pauses.
+
+    def is_paused(self, topic: str, go_on: Callable[[], None]) -> bool:
+        """Whether a topic has no room for more; then ``go_on`` is called when it may have."""
+        waiting = self._paused.get(topic)
+        if waiting is None:
+            return False
+        waiting[go_on] = None
+        return True
+
+    def _end_pause(self, topic: str) -> None:
+        for go_on in self._paused.pop(topic, ()):
+            go_on()
 
     # Commands.
 

@@ -161,6 +161,8 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """``normal``, ``warning`` (watched, not slowed) or ``throttled``."""
     level: str
     """The mode, or ``full`` at the hard limit."""
+    is_paused: bool = False
+    """Whether it is full and publishers wait until it is not."""
     cause: str
     """What the pressure comes from: ``backlog`` or ``lag``."""
     intensity: float

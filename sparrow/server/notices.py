@@ -30,7 +30,7 @@ class Notices:
 
     def tell_flow(self, report: FlowReport) -> None:
         """A topic begins or ceases to slow its publishers."""
-        kind = _KINDS.get(report.mode)
+        kind = "pause" if report.is_paused else _KINDS.get(report.mode)
         if kind is not None and report.topic in self._topics:
             frame = heads.Flow(kind, report.topic, report.cause, report.level, report.retry_after_s)
             self._send(heads.encode(frame))

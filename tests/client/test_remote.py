@@ -266,6 +266,20 @@ async def test_consumer_is_there_again_after_the_connection_broke(tmp_path: Path
         assert await subscription.lag() == 0
 
 
+async def test_publishes_to_a_full_topic_wait_in_the_client(tmp_path: Path) -> None:
+    async with house(tmp_path) as there, sparrow.aconnect(there.url) as broker:
+        await broker.create_topic("tight", flow={"backlog_high": 5, "backlog_max": 10, "overflow": "block"})
+        slow = await broker.subscribe("slow", "tight")
+        await broker.publish_batch("tight", [b"x"] * 12)
+        while not (await broker.flow("tight")).is_paused:
+            await asyncio.sleep(0.01)
+        later = asyncio.create_task(broker.publish("tight", b"later"))
+        await asyncio.sleep(0.2)
+        assert not later.done()
+        await slow.ack(await slow.pull(100), wait=True)
+        assert (await asyncio.wait_for(later, 30)).offset == 12
+
+
 async def test_broker_that_was_stopped_and_started_again_is_found(tmp_path: Path) -> None:
     there = House(tmp_path)
     await there.start()

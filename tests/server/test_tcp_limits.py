@@ -405,3 +405,18 @@ async def test_a_publisher_is_told_of_the_topic_that_is_congested(tmp_path: Path
             head, _ = heads.decode(await publisher.until(lambda frame: frame.type == FrameType.FLOW))
             if head.kind == "resume":
                 break
+
+
+async def test_a_publisher_is_told_to_hold_while_a_topic_is_full(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (broker, server), connected(server) as publisher:
+        await broker.create_topic("tight", flow={"backlog_high": 5, "backlog_max": 10, "overflow": "block"})
+        slow = await broker.subscribe("slow", "tight")
+        await publisher.ask(*publish_batch("tight", [b"x"] * 12))
+        kinds = []
+        while "pause" not in kinds:
+            head, _ = heads.decode(await publisher.until(lambda frame: frame.type == FrameType.FLOW))
+            kinds.append(head.kind)
+        assert (head.topic, head.level) == ("tight", "full")
+        await slow.ack(await slow.pull(100), wait=True)
+        head, _ = heads.decode(await publisher.until(lambda frame: frame.type == FrameType.FLOW))
+        assert head.kind in ("throttle", "resume")
