@@ -214,6 +214,28 @@ def _chunks(column: Any) -> list[Any]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
+def to_arrow(table: Any) -> pa.Table | pa.RecordBatch:
+    """A table of whatever library as one of Arrow's."""
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return table
+    try:
+        if hasattr(table, "__arrow_c_stream__"):
+            return pa.table(table)
+        if hasattr(table, "to_arrow"):
+            found = table.to_arrow()
+            return found if isinstance(found, pa.Table | pa.RecordBatch) else pa.table(found)
+        if hasattr(table, "__dataframe__"):
+            from pyarrow import interchange
+
+            return interchange.from_dataframe(table)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidArgument(f"the table cannot be read: {error}") from error
+    raise InvalidArgument(
+        f"publish_table takes an Arrow, pandas or polars table, not {type(table).__name__}",
+        hint="Convert with pyarrow.Table.from_pandas or polars' to_arrow().",
+    )
+
+
 def open_body(body: batches.Body) -> pa.RecordBatch:
     """The batch that a client encoded, checked as thoroughly as if every value had been given here."""
     if google_crc32c.value(body.buffer) != body.crc:

@@ -106,6 +106,16 @@ async def test_table_is_published_and_read_as_arrow(broker: Any) -> None:
     assert found.column("offset").to_pylist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+async def test_table_of_another_library_is_published(broker: Any, library: str) -> None:
+    await broker.create_topic("t")
+    columns = {"data": [b"a", b"b"], "key": ["x", None]}
+    receipts = await broker.publish_table("t", pytest.importorskip(library).DataFrame(columns))
+    assert [receipt.offset for receipt in receipts] == [0, 1]
+    found = pa.Table.from_batches(await broker.read_batches("t"))
+    assert found.select(["data", "key"]).to_pydict() == columns
+
+
 async def test_largest_message_fits(broker: Any) -> None:
     await broker.create_topic("t")
     data = bytes(10 * 1024 * 1024)
