@@ -25,7 +25,7 @@ from sparrow.kernel import facts
 from sparrow.kernel.deadletter import PREFIX
 from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import parse_filter
-from sparrow.kernel.replay import ReplayJob, ReplayStatus, original_of, parse_selection
+from sparrow.kernel.replay import ReplayJob, ReplayPlan, ReplayStatus, original_of, parse_selection
 from sparrow.model.deadletter import DeadLetter
 from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.message import StreamId
@@ -63,27 +63,25 @@ class ReplayJobs:
 
     async def start(
         self, courier: Courier, selection: dict[str, object], rate_per_s: float, dry_run: bool
-    ) -> ReplayJob:
-        """Starts a replay of what is open now; a dry run only counts."""
+    ) -> ReplayJob | ReplayPlan:
+        """Starts a replay of what is open now; a dry run only tells what it would do."""
         chosen = parse_selection(selection)
         parse_filter(chosen.filter)
         if not isinstance(rate_per_s, int | float):
             raise InvalidArgument(f"rate_per_s must be a number, not {rate_per_s!r}")
         hidden = self._letters.hidden(courier)
-        count = 0
-        async for _ in self._letters.selected(courier, chosen):
-            count += 1
+        plan = ReplayPlan()
+        async for _, _, letter in self._letters.selected(courier, chosen):
+            plan.add(chosen, letter.message.attributes, letter.dead_at_us)
         replay_id, now_us = self._new_id(), self._clock.now_us()
         spans = [
             (stream, hidden.delivery.cursor(stream).floor, self._store.bounds(stream).end_offset)
             for stream in hidden.delivery.streams
         ]
         replays = courier.delivery.replays
-        decided = replays.start(replay_id, chosen, spans, count, now_us, rate_per_s)
+        decided = replays.start(replay_id, chosen, spans, plan.total, now_us, rate_per_s)
         if dry_run:
-            job = ReplayJob(replay_id, chosen, {}, count, rate_per_s, now_us)
-            job.status = ReplayStatus.COMPLETED
-            return job
+            return plan.finish(rate_per_s)
         await courier.journal(decided)
         await courier.journal(replays.move(replay_id, ReplayStatus.RUNNING, now_us))
         self._run_job(courier, replay_id)

@@ -375,8 +375,8 @@ async def test_replay_by_filter(broker: Broker) -> None:
 
 async def test_dry_run_counts_and_changes_nothing(broker: Broker) -> None:
     subscription, ids = await buried(broker, b"a", b"b")
-    job = await subscription.dead_letters.replay(dry_run=True, ids=ids[:1])
-    assert (job.total, job.replayed) == (1, 0)
+    plan = await subscription.dead_letters.replay(dry_run=True, ids=ids[:1], rate_per_s=10)
+    assert (plan.total, sum(plan.by_reason.values()), plan.estimated_s) == (1, 1, 0.1)
     assert await subscription.pull() == []
     assert await subscription.dead_letters.replays() == []
     assert await listed(subscription) == [b"a", b"b"]
