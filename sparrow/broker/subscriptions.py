@@ -2,7 +2,8 @@
 
 A subscription is attached to a stream by a fact, so its cursor exists from a definite point of the log on.
 A pattern that matches a topic created later starts at that topic's first message. A stop between creating
-a topic or a subscription and attaching it is mended at the next start, by the times of their creation.
+a topic or a subscription and attaching it is mended at the next start, by the positions that were noted for
+a subscription or by the times of their creation.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from sparrow.kernel.pattern import Pattern, parse_pattern
 from sparrow.kernel.router import Router
 from sparrow.model.errors import BrokerClosed, InvalidArgument, SubscriptionExists, SubscriptionNotFound
 from sparrow.model.message import StreamId, to_us
-from sparrow.model.names import parse_subscription
+from sparrow.model.names import is_internal, parse_subscription
 from sparrow.model.subscription import Subscription, SubscriptionPolicy, parse_policy
 from sparrow.model.topic import Topic
 from sparrow.store.catalog_tables import CursorCheckpoint, SubscriptionRow
 from sparrow.store.ports import Recovered, Store
 
 Start = Callable[[StreamId], Any]
+_BEGUN = "subscription-begun"
+"""Where a subscription that is being created is to start, until that is in the journal."""
 _WAKE_AT_ONCE = 256
-WATCH_OPTIONS = frozenset({"lag", "sample"})
+WATCH_OPTIONS = frozenset({"lag", "push", "sample"})
 """Options that no decision of the delivery kernel reads: a change of them ends no lease."""
 
 
@@ -114,8 +117,9 @@ class Subscriptions:
 
     # Starting.
 
-    async def recover(self, recovered: Recovered) -> None:
-        """Rebuilds every subscription from its checkpoint and the facts after it."""
+    async def recover(self, recovered: Recovered, elsewhere: Callable[[Fact], None]) -> None:
+        """Rebuilds every subscription from its checkpoint and the facts after it. Facts of no subscription
+        go elsewhere."""
         for row in self._store.subscriptions():
             self._keep(self._courier(_from_row(row)))
         for saved in recovered.cursor_checkpoints:
@@ -124,14 +128,20 @@ class Subscriptions:
                 courier.delivery.restore(saved.state)
                 courier.as_of = saved.as_of
         for lsn, body in recovered.facts:
-            self._replay(lsn, facts.decode(body))
+            self._replay(lsn, facts.decode(body), elsewhere)
         for courier in self._by_id.values():
             self._track_streams(courier)
+        begun = await self._store.documents(_BEGUN)
         for courier in list(self._by_id.values()):
-            await self._mend(courier)
+            await self._mend(courier, _positions_from(begun.get(courier.subscription.name)))
+        for name in begun:
+            await self._store.delete_document(_BEGUN, name)
 
-    def _replay(self, lsn: int, found: list[Fact]) -> None:
+    def _replay(self, lsn: int, found: list[Fact], elsewhere: Callable[[Fact], None]) -> None:
         for fact in found:
+            if not fact.subscription_id:
+                elsewhere(fact)
+                continue
             courier = self._by_id.get(fact.subscription_id)
             if courier is not None and lsn > courier.as_of:
                 courier.delivery.apply(fact)
@@ -141,7 +151,7 @@ class Subscriptions:
             if courier is not None:
                 courier.as_of = max(courier.as_of, lsn)
 
-    async def _mend(self, courier: Courier) -> None:
+    async def _mend(self, courier: Courier, begun: dict[StreamId, int]) -> None:
         """Attaches what a crash left unattached, and lets go of topics that were deleted."""
         subscription = courier.subscription
         gone = [s for s in courier.delivery.streams if self._topics.find(s.topic_id) is None]
@@ -149,8 +159,8 @@ class Subscriptions:
         for topic in self._matching(parse_pattern(subscription.pattern)):
             for stream in topic.streams:
                 if stream not in courier.streams:
-                    start = 0
-                    if topic.created_at_us < subscription.created_at_us:
+                    start = begun.get(stream, 0)
+                    if stream not in begun and topic.created_at_us < subscription.created_at_us:
                         start = await self._store.offset_at(stream, subscription.created_at_us)
                     missing += courier.delivery.attach(stream, start)
         if missing:
@@ -170,6 +180,9 @@ class Subscriptions:
                 return existing, False
             positions = await self._positions(parsed, start)
             now_us = self._clock.now_us()
+            is_noted = start != "latest" and bool(positions)
+            if is_noted:
+                await self._store.put_document(_BEGUN, name, _positions_to(positions))
             row = SubscriptionRow(0, name, str(parsed), msgspec.json.encode(policy), now_us)
             created = await self._store.create_subscription(row)
             courier = self._courier(_from_row(created))
@@ -181,6 +194,8 @@ class Subscriptions:
             if attached:
                 await courier.journal(attached)
             self._track_streams(courier)
+            if is_noted:
+                await self._store.delete_document(_BEGUN, name)
             return courier, True
 
     def check(
@@ -258,6 +273,8 @@ class Subscriptions:
     async def topic_changed(self, topic: Topic) -> None:
         """A topic was created or got more partitions: those who match read it from the start."""
         matched = [self._by_id[subscription_id] for subscription_id in self._router.match(topic.name)]
+        if is_internal(topic.name):
+            matched = [courier for courier in matched if courier.subscription.pattern == topic.name]
         attached = {
             courier: [f for stream in topic.streams for f in courier.delivery.attach(stream, 0)]
             for courier in matched
@@ -299,7 +316,8 @@ class Subscriptions:
         return await self._store.offset_at(stream, _moment_us(start))
 
     def _matching(self, pattern: Pattern) -> list[Topic]:
-        return [topic for topic in self._topics if pattern.matches(topic.name)]
+        found = [topic for topic in self._topics if pattern.matches(topic.name)]
+        return [topic for topic in found if not is_internal(topic.name) or topic.name == str(pattern)]
 
     # For the keeping of the log.
 
@@ -379,6 +397,15 @@ class Subscriptions:
         self._filtered[courier.subscription.id] = topics
         if not topics:
             del self._filtered[courier.subscription.id]
+
+
+def _positions_to(positions: dict[StreamId, int]) -> bytes:
+    return msgspec.json.encode([(*stream, offset) for stream, offset in positions.items()])
+
+
+def _positions_from(document: bytes | None) -> dict[StreamId, int]:
+    rows = [] if document is None else msgspec.json.decode(document, type=list[tuple[int, int, int]])
+    return {StreamId(topic_id, partition): offset for topic_id, partition, offset in rows}
 
 
 def _moment_us(start: object) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sparrow
 from sparrow import errors
 from sparrow.broker.broker import Broker
+from sparrow.broker.courier import Courier
 from sparrow.broker.subscription import BrokerSubscription
 from sparrow.model.settings import MIB, JournalSettings
 
@@ -132,6 +134,26 @@ async def test_subscription_from_earliest_gets_everything_kept(broker: Broker) -
     subscription = await broker.subscribe("s", "t", start="earliest")
     await broker.publish("t", b"after")
     assert await drained(subscription) == [b"before", b"after"]
+
+
+async def test_stop_while_a_subscription_is_being_created_does_not_move_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sparrow.aopen(tmp_path / "data", settings=SMALL) as broker:
+        await broker.create_topic("t")
+        await broker.publish_batch("t", [b"a", b"b"])
+
+        async def stopped(self: Courier, facts: Any) -> None:
+            raise ConnectionAbortedError("the process ends here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Courier, "journal", stopped)
+            with pytest.raises(ConnectionAbortedError):
+                await broker.subscribe("s", "t", start="earliest")
+    async with sparrow.aopen(tmp_path / "data", settings=SMALL) as broker:
+        assert await drained(await broker.subscription("s")) == [b"a", b"b"]
+    async with sparrow.aopen(tmp_path / "data", settings=SMALL) as broker:
+        assert await broker._store.documents("subscription-begun") == {}
 
 
 async def test_subscription_from_a_time_gets_what_was_published_since(broker: Broker) -> None:
