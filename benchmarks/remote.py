@@ -22,11 +22,13 @@ class RemoteProcess(NamedTuple):
 
     url: str
     pid: int
+    http: str
 
 
 @contextmanager
-def broker(directory: Path) -> Iterator[RemoteProcess]:
-    """``sparrow up`` on a directory, until the block ends."""
+def broker(directory: Path, **settings: object) -> Iterator[RemoteProcess]:
+    """``sparrow up`` on a directory, until the block ends; settings are named as in the environment, without
+    the prefix: ``JOURNAL__FILE_BYTES``."""
     words = ["up", "--json", "--data", str(directory), "--log-level", "error"]
     for listener in ("--http", "--tcp", "--grpc"):
         words += [listener, "127.0.0.1:0"]
@@ -35,12 +37,12 @@ def broker(directory: Path) -> Iterator[RemoteProcess]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=measure.ROOT,
-        env=measure.environment(),
+        env=measure.environment() | {f"SPARROW_{name}": str(value) for name, value in settings.items()},
     )
     try:
         assert process.stdout is not None
         started = json.loads(process.stdout.readline())
-        yield RemoteProcess(started["tcp"], process.pid)
+        yield RemoteProcess(started["tcp"], process.pid, started["http"])
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=_STOP_TIMEOUT_S)

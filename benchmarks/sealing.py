@@ -31,7 +31,7 @@ from benchmarks import measure
 from benchmarks.measure import BATCH, MESSAGE_BYTES, MIB, Batch, Options, Report, Unsealed
 from sparrow.broker.broker import Broker
 from sparrow.model.settings import JournalSettings
-from sparrow.store.catalog_tables import CursorCheckpoint, ProducerState
+from sparrow.store.catalog_tables import CursorCheckpoint, Document, ProducerState
 from sparrow.store.local import LocalStore
 
 SEALING_MB_PER_S_MIN = 150.0
@@ -73,9 +73,14 @@ class Sealing(LocalStore):
         """For how long the seal of this moment has been going on."""
         return 0.0 if self._started_at_s is None else perf_counter() - self._started_at_s
 
-    async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int:
+    async def seal(
+        self,
+        cursors: Iterable[CursorCheckpoint],
+        producers: Iterable[ProducerState],
+        documents: Iterable[Document] = (),
+    ) -> int:
         self._started_at_s = start = perf_counter()
-        messages = await super().seal(cursors, producers)
+        messages = await super().seal(cursors, producers, documents)
         self.sealed.append((messages, perf_counter() - start))
         self._started_at_s = None
         return messages

@@ -18,10 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparrow.model import errors
 from sparrow.model.errors import SparrowError
-from sparrow.model.message import Delivered, Message, Receipt, Receipts
-from sparrow.model.settings import Settings
-from sparrow.model.subscription import Guarantee, Ordering, RetryPolicy, Subscription, SubscriptionPolicy
-from sparrow.model.topic import Codec, Durability, Topic, TopicPolicy
 
 if TYPE_CHECKING:
     import os
@@ -31,6 +27,21 @@ if TYPE_CHECKING:
     from sparrow.broker.broker import Broker
     from sparrow.client.blocking import BlockingBroker, BlockingClient
     from sparrow.client.remote import RemoteBroker
+    from sparrow.model.message import Delivered, Message, Receipt, Receipts
+    from sparrow.model.pipeline import pipeline
+    from sparrow.model.settings import Settings
+    from sparrow.model.subscription import Guarantee, Ordering, RetryPolicy, Subscription, SubscriptionPolicy
+    from sparrow.model.topic import Codec, Durability, Topic, TopicPolicy
+
+_PLACES = {
+    "message": ("Delivered", "Message", "Receipt", "Receipts"),
+    "pipeline": ("pipeline",),
+    "settings": ("Settings",),
+    "subscription": ("Guarantee", "Ordering", "RetryPolicy", "Subscription", "SubscriptionPolicy"),
+    "topic": ("Codec", "Durability", "Topic", "TopicPolicy"),
+}
+"""Names that are imported when they are first used: Spark starts processes that live for one commit, and
+each of them imports this package."""
 
 __version__ = "0.1.0"
 
@@ -92,11 +103,23 @@ def _settings(data: Any, settings: Settings | None) -> Settings:
 
     import msgspec
 
+    from sparrow.model.settings import Settings
+
     try:
         path = os.fspath(data)
     except TypeError as error:
         raise errors.InvalidArgument(f"data is a path, not {type(data).__name__}") from error
     return msgspec.structs.replace(settings or Settings(), data=str(path))
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for place, names in _PLACES.items():
+        if name in names:
+            found = globals()[name] = getattr(import_module(f"sparrow.model.{place}"), name)
+            return found
+    raise AttributeError(f"module 'sparrow' has no attribute {name!r}")
 
 
 __all__ = [
@@ -120,4 +143,5 @@ __all__ = [
     "connect",
     "errors",
     "open",
+    "pipeline",
 ]

@@ -25,7 +25,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "kernel": frozenset({"model"}),
     "store": frozenset({"model", "kernel"}),
     "wire": frozenset({"model", "kernel"}),
-    "broker": frozenset({"model", "kernel", "store", "wire"}),
+    # For receivers of webhooks: no more than the errors.
+    "webhooks": frozenset({"model"}),
+    "broker": frozenset({"model", "kernel", "store", "wire", "webhooks"}),
     "client": frozenset({"model", "kernel", "store", "wire"}),
     "server": frozenset({"model", "kernel", "store", "wire", "broker", "client"}),
     "spark": frozenset({"model", "kernel", "store", "wire", "broker", "client"}),

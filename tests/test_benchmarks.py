@@ -50,6 +50,15 @@ PROMISES = {
         "rate beside it, next to alone",
     },
     "latency": {"due to handler, p99"},
+    "spark_read": {
+        "table to plain Parquet, full scan",
+        "table to plain Parquet, count",
+        "table to plain Parquet, one column",
+        "hot tail by the source",
+    },
+    "metrics": {"a scrape, median", "others kept waiting, p99"},
+    "webhooks": {"delivery", "due to received, p99", "due to received by the healthy, p99"},
+    "http": {"publish in batches", "publish one at a time", "stream and acknowledge"},
     "groups": {
         "sticky assignment",
         "sticky assignment, one joined",

@@ -12,56 +12,62 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pyarrow as pa
-
 from sparrow.broker import chance, condition, logs
+from sparrow.broker.access import Access
 from sparrow.broker.clock import Clock
-from sparrow.broker.deadletters import HIDDEN, DeadLetters
+from sparrow.broker.deadletters import HIDDEN, DeadLetters, is_unseen
 from sparrow.broker.feeding import Services
 from sparrow.broker.flow import Flow
 from sparrow.broker.groups import Groups
-from sparrow.broker.ingress import Encoded, Ingress, ProducerId
-from sparrow.broker.inorder import InOrder
+from sparrow.broker.ingress import Ingress
+from sparrow.broker.inventory import Inventory
 from sparrow.broker.lags import Lags
 from sparrow.broker.maintenance import Maintenance
 from sparrow.broker.member import BrokerMember
 from sparrow.broker.pages import Pages
+from sparrow.broker.pipelines import Pipelines
+from sparrow.broker.pipelineverbs import PipelineVerbs
 from sparrow.broker.positions import Positions
-from sparrow.broker.producer import Producer
-from sparrow.broker.reading import READ_BYTES, Reading
+from sparrow.broker.publishverbs import PublishVerbs
+from sparrow.broker.push.figures import PushFigures
+from sparrow.broker.push.pushers import Pushers
+from sparrow.broker.reading import Reading
+from sparrow.broker.readverbs import ReadVerbs
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.replays import ReplayJobs
+from sparrow.broker.rewriteverbs import RewriteVerbs
+from sparrow.broker.rewriting import Rewriting
 from sparrow.broker.settling import Settling
+from sparrow.broker.stageverbs import StageVerbs
+from sparrow.broker.staging import Staging
+from sparrow.broker.steward import Steward
 from sparrow.broker.subscription import BrokerSubscription, DeadLetterBox, Desk
 from sparrow.broker.subscriptions import Subscriptions
+from sparrow.broker.telemetry import Telemetry
 from sparrow.broker.topics import Topics
 from sparrow.broker.tracing import Tracer
 from sparrow.kernel.lag import LagReport, TopicLag
 from sparrow.kernel.snapshot import Snapshot
 from sparrow.kernel.trace import Trace
+from sparrow.model.access import AuditEntry, NewToken, TokenInfo
 from sparrow.model.errors import (
     BrokerClosed,
-    InvalidArgument,
     InvalidName,
-    PreconditionFailed,
     SubscriptionNotFound,
     TopicInUse,
 )
-from sparrow.model.flow import ANYONE, FlowReport, RateLimit, Sender, parse_sender
+from sparrow.model.flow import FlowReport, RateLimit
 from sparrow.model.health import Health
-from sparrow.model.message import Message, Receipt, Receipts, StreamId
-from sparrow.model.names import parse_producer, parse_subscription
-from sparrow.model.settings import Settings
+from sparrow.model.message import StreamId
+from sparrow.model.names import is_internal, parse_subscription
+from sparrow.model.settings import Settings, parse_tokens
 from sparrow.model.subscription import Subscription
 from sparrow.model.topic import Topic
-from sparrow.store import admission
-from sparrow.store import batch as batches
-from sparrow.store.batch import Body
 from sparrow.store.local import LocalStore
-from sparrow.store.ports import Bounds, RecoveryReport, Store, StoreState
+from sparrow.store.ports import RecoveryReport, Store, StoreState
 
 
-class Broker:
+class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs):
     """An open broker."""
 
     def __init__(self, store: Store, settings: Settings, clock: Clock) -> None:
@@ -70,6 +76,8 @@ class Broker:
         self._clock = clock
         self._log = logs.get("broker")
         self._is_closed = False
+        self.access = Access(store, clock, parse_tokens(settings.server.tokens))
+        self.steward = Steward(store, settings.monitoring, clock)
         self._topics = Topics(store, settings.topics, clock)
         self._repeats = Repeats(store, settings.dedupe)
         self._repeats.recover(store.recovered)
@@ -79,7 +87,9 @@ class Broker:
         self._subscriptions = Subscriptions(store, self._topics, clock, chance.session())
         self._lags = Lags(store, self._topics, self._subscriptions, clock)
         self._flow = Flow(store, self._topics, self._subscriptions, self._lags, clock, chance.jitter)
-        self._ingress = Ingress(store, self._topics, self._repeats, clock, self._arrived, self._flow)
+        self._ingress = Ingress(
+            store, self._topics, self._repeats, clock, self._arrived, self._flow, self.steward
+        )
         self._dead_letters = DeadLetters(
             store, self._topics, self._subscriptions, self._pages, self._settling, clock
         )
@@ -87,10 +97,21 @@ class Broker:
             store, self._topics, self._subscriptions, self._dead_letters, self._settling, clock, chance.name
         )
         self._positions = Positions(store, self._topics, self._subscriptions, clock)
+        self._staging = Staging(store, self._topics, self._ingress, settings.staging, clock, self._arrived)
         self._maintenance = Maintenance(
-            store, self._topics, self._repeats, settings, clock, self._subscriptions
+            store, self._topics, self._repeats, settings, clock, self._subscriptions, self._staging
+        )
+        self._rewriting = Rewriting(
+            store, self._topics, self._subscriptions, self._reading, settings.lake, clock
         )
         self._tracer = Tracer(store, self._topics, self._subscriptions, self._pages)
+        self._pushers = Pushers(
+            store, self._subscriptions, settings.push, clock, chance.jitter, chance.key, self._hold
+        )
+        self._pipelines = Pipelines(
+            store, self._topics, self._subscriptions, self._positions, clock,
+            self.subscribe, self.subscription,
+        )  # fmt: skip
         self._desk = Desk(
             subscriptions=self._subscriptions,
             dead_letters=self._dead_letters,
@@ -101,8 +122,17 @@ class Broker:
             clock=clock,
             jitter=chance.jitter,
             member=BrokerMember,
+            push=self._pushers,
+            pipelines=self._pipelines,
         )
         self._consumers = 0
+        self.inventory = Inventory(self._topics, self._subscriptions, clock)
+        self.telemetry = Telemetry(
+            store, self._topics, self._subscriptions, self._lags, self._flow, self._maintenance,
+            self.steward, settings.monitoring, clock,
+        )  # fmt: skip
+        self.telemetry.sources.append(self._pipelines.figures)
+        self.telemetry.sources.append(PushFigures(self._pushers, self._subscriptions))
         self._subscriptions.start(
             Services(
                 store=store,
@@ -129,12 +159,18 @@ class Broker:
                 Path(settings.data), journal=settings.journal, lake=settings.lake, now_us=clock.now_us
             )
         broker = cls(store, settings, clock)
-        await broker._subscriptions.recover(store.recovered)
+        await broker._staging.load()
+        await broker._subscriptions.recover(store.recovered, broker._staging.replay)
+        await broker._staging.start()
         await broker._positions.load()
         broker._replays.resume()
         broker._maintenance.start()
         await broker._flow.load()
+        await broker.access.load()
+        await broker.steward.load()
         broker._lags.start()
+        await broker._pipelines.load()
+        await broker._pushers.start()
         broker._log_recovery(store.recovered.report)
         return broker
 
@@ -142,8 +178,14 @@ class Broker:
         """Finishes what is under way, then closes the store. Closing twice is allowed."""
         if not self._is_closed:
             self._is_closed = True
+            await self._pushers.stop()
+            await self._pipelines.stop()
+            await self.telemetry.stop()
+            await self.steward.stop()
             await self._flow.stop()
             await self._lags.stop()
+            await self._staging.stop()
+            await self._rewriting.stop()
             await self._maintenance.stop()
             await self._replays.stop()
             await self._dead_letters.stop()
@@ -168,7 +210,7 @@ class Broker:
 
     async def create_topic(self, name: str, *, partitions: int | None = None, **policy: Any) -> Topic:
         """A new topic. Options: durability, codec, retention_s, retention_bytes, retention_messages,
-        retain_until_acked, dedupe_window_s, flow (a mapping of the fields of FlowPolicy)."""
+        retain_until_acked, dedupe_window_s, compaction, flow (a mapping of the fields of FlowPolicy)…"""
         self._check_open()
         topic = await self._topics.create(name, partitions, policy)
         self._log.info("topic-created", "", topic=topic.name, partitions=topic.partitions)
@@ -180,7 +222,7 @@ class Broker:
 
     async def topics(self) -> list[Topic]:
         """All topics, by name."""
-        return list(self._topics)
+        return [topic for topic in self._topics if not is_internal(topic.name)]
 
     async def update_topic(self, name: str, *, partitions: int | None = None, **policy: Any) -> Topic:
         """Changes options of a topic; partitions may grow. ``flow`` may be given in part; ``flow=None``
@@ -197,142 +239,6 @@ class Broker:
             raise TopicInUse(f"{name!r} is used by {', '.join(users[:5])}", subscriptions=users)
         await self._topics.delete(topic)
         self._log.info("topic-deleted", "", topic=topic.name)
-
-    # Publishing.
-
-    async def publish(
-        self,
-        topic: str,
-        data: bytes | None,
-        *,
-        key: str | None = None,
-        attributes: dict[str, str] | None = None,
-        event_time: datetime | float | None = None,
-        priority: int | None = None,
-        ttl_s: float | None = None,
-        deliver_at: datetime | float | None = None,
-        idempotency_key: str | None = None,
-        depends_on: Sequence[str] | None = None,
-        publisher: str | None = None,
-        priority_class: str | None = None,
-        token: str | None = None,
-    ) -> Receipt:
-        """Stores one message; the receipt comes when it is as safe as the topic's durability says. Who
-        publishes matters where there are limits: ``priority_class`` is critical, normal or bulk."""
-        self._check_open()
-        sender = parse_sender(publisher, priority_class, token)
-        row = admission.check_row(
-            data, key, attributes, event_time, priority, ttl_s, deliver_at, idempotency_key, depends_on
-        )
-        return await self._ingress.publish(topic, row, sender)
-
-    async def publish_batch(
-        self,
-        topic: str,
-        data: Sequence[bytes | None],
-        *,
-        keys: Sequence[str | None] | None = None,
-        attributes: Sequence[dict[str, str] | None] | None = None,
-        event_times: Sequence[datetime | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        idempotency_keys: Sequence[str | None] | None = None,
-        publisher: str | None = None,
-        priority_class: str | None = None,
-        token: str | None = None,
-    ) -> Receipts:
-        """Stores many messages, all or none; costs per batch, not per message."""
-        self._check_open()
-        sender = parse_sender(publisher, priority_class, token)
-        columns = {
-            "key": keys,
-            "attributes": attributes,
-            "event_time": event_times,
-            "priority": priorities,
-            "idempotency_key": idempotency_keys,
-        }
-        given = {name: values for name, values in columns.items() if values is not None}
-        batch = admission.values_to_batch(data, given)
-        admission.check_batch(batch)
-        admission.check_request_size(batch)
-        return await self._ingress.publish_batch(await self._topics.resolve(topic), batch, sender=sender)
-
-    async def publish_table(
-        self,
-        topic: str,
-        table: pa.Table | pa.RecordBatch,
-        *,
-        publisher: str | None = None,
-        priority_class: str | None = None,
-        token: str | None = None,
-    ) -> Receipts:
-        """Stores an Arrow table: a column ``data`` and any of the other message columns. A large table
-        is stored as several batches, each whole or not at all."""
-        self._check_open()
-        sender = parse_sender(publisher, priority_class, token)
-        if not isinstance(table, pa.Table | pa.RecordBatch):
-            raise InvalidArgument(
-                f"publish_table takes an Arrow table or record batch, not {type(table).__name__}",
-                hint="Convert with pyarrow.Table.from_pandas or polars' to_arrow().",
-            )
-        chosen = batches.from_table(table)
-        admission.check_batch(chosen)
-        return await self._ingress.publish_table(await self._topics.resolve(topic), chosen, sender)
-
-    async def publish_encoded(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        partition: int = -1,
-        partitions: int = 0,
-        producer: tuple[int, int] | None = None,
-        base_sequence: int | None = None,
-        sender: Sender = ANYONE,
-    ) -> Receipts:
-        """Stores a batch that a client encoded as the journal does (docs/format.md §3), its bytes untouched
-        when they belong to one partition. ``partitions`` is how many the client counted on."""
-        self._check_open()
-        found = await self._topics.resolve(topic)
-        batch = admission.open_body(body)
-        if partitions and partitions != found.partitions:
-            raise PreconditionFailed(
-                f"{topic!r} has {found.partitions} partitions, not {partitions}",
-                hint="Divide the messages anew.",
-                partitions=found.partitions,
-            )
-        if not -1 <= partition < found.partitions:
-            raise InvalidArgument(f"{topic!r} has no partition {partition}")
-        identity = None if producer is None else ProducerId(*producer)
-        encoded = Encoded(body, partition)
-        return await self._ingress.publish_batch(
-            found, batch, identity, base_sequence, sender, encoded=encoded
-        )
-
-    async def producer(
-        self,
-        name: str,
-        *,
-        hold_gaps_s: float | None = None,
-        priority_class: str | None = None,
-        token: str | None = None,
-    ) -> Producer:
-        """A producer whose repeats are recognised; an earlier one of the same name is fenced off. With
-        ``hold_gaps_s``, sequences that arrive out of order are held and stored in order, and a gap is
-        given up after that time. To flow control it is the publisher of its name."""
-        self._check_open()
-        sender = parse_sender(parse_producer(name), priority_class, token)
-        order = (
-            None if hold_gaps_s is None else InOrder(self._ingress, self._repeats, self._clock, hold_gaps_s)
-        )
-        identity = ProducerId(*await self._store.open_producer(parse_producer(name)))
-        self._repeats.open_epoch(*identity)
-        return Producer(name, identity, self._ingress, self._topics, self._repeats, order, sender)
-
-    async def next_sequence(self, producer_id: int, topic: str) -> int:
-        """The sequence that a producer's next new message to a topic has."""
-        self._check_open()
-        found = await self._topics.resolve(topic)
-        return self._repeats.ledger(producer_id, found.id).expected or 0
 
     # Flow control.
 
@@ -379,8 +285,10 @@ class Broker:
         if parse_subscription(name).endswith(HIDDEN):
             raise InvalidName(f"a subscription name must not end in {HIDDEN!r}")
         _, _, chosen = self._subscriptions.check(name, pattern, start, policy)
+        self._pushers.check(chosen.push)
         await self._dead_letters.prepare(name, chosen, pattern)
-        _, is_new = await self._subscriptions.create(name, pattern, start, policy)
+        courier, is_new = await self._subscriptions.create(name, pattern, start, policy)
+        await self._pushers.changed(courier.subscription)
         if is_new:
             self._log.info("subscription-created", "", subscription=name, pattern=pattern)
         return self._handle(name)
@@ -395,7 +303,7 @@ class Broker:
     async def subscriptions(self) -> list[Subscription]:
         """All subscriptions, by name."""
         found = [courier.subscription for courier in self._subscriptions]
-        return [subscription for subscription in found if not subscription.name.endswith(HIDDEN)]
+        return [subscription for subscription in found if not is_unseen(subscription.name)]
 
     async def snapshots(self) -> list[Snapshot]:
         """All snapshots that have not expired."""
@@ -414,38 +322,42 @@ class Broker:
 
     def _handle(self, name: str) -> BrokerSubscription:
         self._consumers += 1
-        return BrokerSubscription(name, f"consumer-{self._consumers}", self._desk)
+        return self._hold(name, f"consumer-{self._consumers}")
 
-    # Reading.
+    def _hold(self, name: str, consumer: str) -> BrokerSubscription:
+        return BrokerSubscription(name, consumer, self._desk)
 
-    async def bounds(self, topic: str, partition: int = 0) -> Bounds:
-        """The first offset kept and the one after the last."""
+    # Tokens; whoever holds the broker itself may do everything.
+
+    async def create_token(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        role: str | None = None,
+        topics: str = "#",
+        expires_in_s: float | None = None,
+    ) -> NewToken:
+        """A new token with scopes like "publish:orders.#", or with a role on the topics of a pattern:
+        read-only, publisher, subscriber or admin. Its text is told this once. From the first token on, every
+        listener wants one."""
         self._check_open()
-        return self._reading.bounds(topic, partition)
+        return await self.access.create_token(
+            name, scopes=scopes, role=role, topics=topics, expires_in_s=expires_in_s
+        )
 
-    async def read(
-        self, topic: str, *, partition: int = 0, offset: int = 0, max_messages: int = 1000
-    ) -> list[Message]:
-        """Messages of a partition from an offset on; empty at the end of the log."""
-        self._check_open()
-        return await self._reading.messages(topic, partition, offset, max_messages)
+    async def tokens(self) -> list[TokenInfo]:
+        """All tokens, by name, without their secrets."""
+        return self.access.tokens()
 
-    async def read_batches(
-        self, topic: str, *, partition: int = 0, offset: int = 0, max_bytes: int = READ_BYTES
-    ) -> list[pa.RecordBatch]:
-        """The same as Arrow record batches, about ``max_bytes`` of them; the columns are the lake's."""
+    async def revoke_token(self, name: str) -> TokenInfo:
+        """Ends a token, by its name or its id, everywhere and at once."""
         self._check_open()
-        return await self._reading.batches(topic, partition, offset, max_bytes)
+        return await self.access.revoke_token(name)
 
-    async def wait_for(self, topic: str, offset: int, *, partition: int = 0, timeout_s: float = 1.0) -> None:
-        """Returns when a partition reaches beyond ``offset``, or after ``timeout_s``."""
-        self._check_open()
-        await self._reading.wait(topic, partition, offset, timeout_s)
-
-    async def offset_at(self, topic: str, moment: datetime | float, *, partition: int = 0) -> int:
-        """The first offset published at or after a moment."""
-        self._check_open()
-        return await self._reading.offset_at(topic, partition, moment)
+    async def audit_log(self, count: int = 100) -> list[AuditEntry]:
+        """What was done by administrators, the newest last."""
+        return await self.access.audit_log(count)
 
     # Keeping.
 
@@ -460,7 +372,7 @@ class Broker:
         return await self._maintenance.apply_retention()
 
     def health(self) -> Health:
-        return condition.report(self._store.state(), self._maintenance.complaint)
+        return condition.report(self._store.state(), self._maintenance.complaint, self.steward.level)
 
     def state(self) -> StoreState:
         """Sizes, counters and known damage of the store."""

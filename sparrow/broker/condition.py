@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from sparrow.kernel.degradation import GIVEN_UP, ServiceLevel
 from sparrow.model.health import Check, Health, Status, overall
 from sparrow.store.ports import StoreState
 
 
-def report(state: StoreState, maintenance_complaint: str | None) -> Health:
+def report(
+    state: StoreState, maintenance_complaint: str | None, level: ServiceLevel = ServiceLevel.NORMAL
+) -> Health:
     """The health of this moment."""
-    checks = (_journal(state), _data(state), _maintenance(maintenance_complaint))
-    advice = tuple(_advice(state, maintenance_complaint))
+    checks = (_journal(state), _data(state), _maintenance(maintenance_complaint), *_service(level))
+    advice = (*_advice(state, maintenance_complaint), *_service_advice(level))
     return Health(overall(checks), checks, advice)
 
 
@@ -32,6 +35,26 @@ def _maintenance(complaint: str | None) -> Check:
     if complaint:
         return Check("maintenance", Status.DEGRADED, complaint)
     return Check("maintenance", Status.HEALTHY)
+
+
+def _service(level: ServiceLevel) -> tuple[Check, ...]:
+    """A level below normal; one at which the broker still takes or delivers what it should is no reason to
+    send work elsewhere."""
+    if level is ServiceLevel.NORMAL:
+        return ()
+    is_hard = level in (ServiceLevel.READ_ONLY, ServiceLevel.EMERGENCY)
+    text = f"{level.value}: refuses {' and '.join(GIVEN_UP[level])}"
+    return (Check("service", Status.CRITICAL if is_hard else Status.DEGRADED, text),)
+
+
+def _service_advice(level: ServiceLevel) -> tuple[str, ...]:
+    advice = {
+        ServiceLevel.THROTTLED: "Free memory or disk space, or shorten retention.",
+        ServiceLevel.READ_ONLY: "Free disk space or shorten retention; publishing resumes by itself.",
+        ServiceLevel.EMERGENCY: "Give the broker more memory, or fewer connections and subscriptions.",
+        ServiceLevel.MAINTENANCE: "End the maintenance with DELETE /api/v1/admin/maintenance.",
+    }
+    return (advice[level],) if level in advice else ()
 
 
 def _advice(state: StoreState, complaint: str | None) -> list[str]:

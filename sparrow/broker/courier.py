@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sparrow.broker import logs
+from sparrow.broker.counts import Counts
 from sparrow.broker.feeding import Feeding, Services
 from sparrow.broker.pages import Page
 from sparrow.broker.watch import Watch
@@ -36,6 +37,10 @@ from sparrow.store.handover import deliveries
 _TICK_S = 0.01
 """Time between two ticks at least: what is due and cannot be done yet, because the journal is frozen or a
 move of dead letters is under way, is tried again soon and not at once."""
+
+
+_PUSH_MARGIN_S = 15.0
+"""By which the lease of a message outlasts the webhook that carries it."""
 
 
 class Seat(Protocol):
@@ -150,6 +155,13 @@ class Courier(Feeding):
         return f"<Courier {self.subscription.name!r}>"
 
     @property
+    def counts(self) -> Counts:
+        """What became of its messages."""
+        if self.watch is None:
+            self.watch = Watch()
+        return self.watch.counts
+
+    @property
     def is_waited_for(self) -> bool:
         return bool(self._waiting)
 
@@ -236,6 +248,8 @@ class Courier(Feeding):
         if count <= 0:
             return HandOver([], [])
         deadline_s = None if self.deadline is None else self.deadline.ack_deadline_s
+        if (push := self.subscription.policy.push) is not None:
+            deadline_s = push.timeout_s + _PUSH_MARGIN_S
         now_us = self._services.clock.now_us()
         return self.delivery.lease(consumer, count, now_us, deadline_s=deadline_s, streams=streams)
 
@@ -260,7 +274,11 @@ class Courier(Feeding):
                         self._give_up(run.stream, offsets[place : place + 1])
                         place += 1
                         continue
-                    found.append(Portion(run, topic.name, page.rows(offsets[place : place + count]), page))
+                    rows = page.rows(offsets[place : place + count])
+                    if rows.num_rows < count:
+                        self._give_up_missing(run.stream, offsets[place : place + count], rows)
+                    if rows.num_rows:
+                        found.append(Portion(run, topic.name, rows, page))
                     place += count
         except BaseException:
             for run in over.runs:
@@ -337,6 +355,14 @@ class Courier(Feeding):
         )
         self.submit(self.delivery.ack_offsets(stream, BitMap64(offsets)).facts)
 
+    def _give_up_missing(self, stream: StreamId, offsets: Sequence[int], rows: pa.RecordBatch) -> None:
+        """Compaction left messages out after they had been read: newer ones of their keys are there."""
+        there = set(rows.column("offset").to_pylist())
+        gone = BitMap64([offset for offset in offsets if offset not in there])
+        decided = self.delivery.ack_offsets(stream, gone).facts
+        if decided:  # At most once they are acked already.
+            self.submit(decided)
+
     # Settling.
 
     async def settle(
@@ -355,6 +381,7 @@ class Courier(Feeding):
         return settled.refused
 
     def _measure(self, settled: Settled) -> None:
+        self.counts.settled(settled)
         if self.group is not None:
             self.group.settled(settled)
         if self.deadline is not None:
@@ -442,6 +469,7 @@ class Courier(Feeding):
         facts = self.delivery.expire(self._services.clock.now_us(), self._services.jitter())
         if facts:
             self._note_timeouts(facts)
+            self.counts.ended(facts)
             self.submit(facts)
         self._services.move_dead_letters(self)
         self.wake()

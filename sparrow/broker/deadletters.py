@@ -42,6 +42,7 @@ from sparrow.model.errors import (
     TopicNotFound,
 )
 from sparrow.model.message import Message, MessageId, StreamId
+from sparrow.model.names import is_internal
 from sparrow.model.subscription import SubscriptionPolicy
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
@@ -52,6 +53,11 @@ from sparrow.store.ports import BatchDraft, LogBatch, Store
 HIDDEN = "~dlq"
 _RETRY_S = 5.0
 _MOVES_AT_ONCE = 100
+
+
+def is_unseen(name: str) -> bool:
+    """Whether a name of a topic or subscription is of the broker's own business, and shown to nobody."""
+    return name.endswith(HIDDEN) or is_internal(name)
 
 
 class DeadLetters:
@@ -82,7 +88,8 @@ class DeadLetters:
         wanted, hidden = policy.dead_letter_topic, self._subscriptions.peek(name + HIDDEN)
         if wanted is None:
             return
-        if parse_pattern(pattern).matches(wanted):
+        reads = parse_pattern(pattern)
+        if reads.matches(wanted) and (reads.is_literal or not is_internal(wanted)):
             raise InvalidArgument(
                 f"the dead-letter topic {wanted!r} matches the subscription's own pattern {pattern!r}",
                 hint="Use a topic that the subscription does not read, or letters would come back for ever.",
@@ -162,6 +169,7 @@ class DeadLetters:
             decided.append(deadletter.dead_lettered(subscription.id, due, now_us, place))
         drafts = [self.draft(StreamId(topic.id, p), topic, some) for p, some in rows.items()]
         await self._settling.append_with(drafts, decided, courier.apply)
+        courier.counts.dead_lettered += sum(len(some) for some in rows.values())
         for draft in drafts:
             for reader in self._subscriptions.readers(draft.stream):
                 reader.wake()

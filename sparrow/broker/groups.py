@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
@@ -32,6 +32,8 @@ from sparrow.store.ports import Store
 
 _TICK_S = 0.005
 """Time between two ticks at least."""
+_FAILED_MAX = 32
+"""Failed members that are remembered, for people."""
 _PACE_S = 1.0
 """How often members are compared with each other."""
 
@@ -40,6 +42,15 @@ class Attendant(Protocol):
     """A member's handle in this process: told of a new generation."""
 
     def generation_began(self) -> None: ...
+
+
+class Pulse(NamedTuple):
+    """A group in numbers."""
+
+    members: int
+    generation: int
+    rebalances: int
+    last_rebalance_s: float
 
 
 class GroupRunner:
@@ -70,6 +81,8 @@ class GroupRunner:
         self._timer_at_us = NEVER_US
         self._pace_at_us = now_us
         self._is_stopped = False
+        self.failed: dict[str, int] = {}
+        """Members that were lost or silent for too long, and when; the newest last."""
         self._group.set_streams(courier.streams, now_us)
 
     @property
@@ -106,6 +119,7 @@ class GroupRunner:
         if joined.is_returning:
             self._release(name, is_graceful=False)
         self._attendants[name] = attendant
+        self.failed.pop(name, None)
         self._sharing.add(name, self._group.member(name).max_in_flight, now_us)
         self._pace.joined(name, now_us)
         self._log("member-joined", name, is_returning=joined.is_returning)
@@ -118,10 +132,15 @@ class GroupRunner:
         self._log("member-left", name)
         self._step()
 
+    def evict(self, name: str) -> None:
+        """An operator sends a member away: what it holds goes to the others. It may join again."""
+        self.leave(name, self._group.member(name).incarnation)
+
     def lost(self, name: str, incarnation: int) -> None:
         """Its connection broke."""
         if self._group.lost(name, incarnation, self._clock.now_us()):
             self._part_with(name, is_graceful=False)
+            self._mourn(name)
             self._log("member-lost", name)
         self._step()
 
@@ -220,6 +239,7 @@ class GroupRunner:
         decided = self._courier.delivery.commit(stream, offset, bounds.end_offset)
         if self._courier.watch is not None:
             self._courier.watch.committed(stream, offset, self._clock.now_us())
+        self._courier.counts.acked += decided.accepted
         await self._courier.journal([*decided.facts, *noted])
 
     # Looking.
@@ -240,6 +260,14 @@ class GroupRunner:
             last_rebalance_s=group.last_rebalance_us / 1e6,
             draining=self._named(group.drains),
             unassigned=self._named(group.streams - owned),
+        )
+
+    @property
+    def pulse(self) -> Pulse:
+        """The group in numbers, for whoever looks at all groups often."""
+        group = self._group
+        return Pulse(
+            len(group.members), group.generation, group.total_rebalances, group.last_rebalance_us / 1e6
         )
 
     def _info(self, name: str) -> MemberInfo:
@@ -341,6 +369,7 @@ class GroupRunner:
         for name in tick.removed:
             self._log("member-removed", name)
             self._part_with(name, is_graceful=False)
+            self._mourn(name)
         for name, stream in tick.expelled:
             self._release(name, is_graceful=True, stream=stream)
         if tick.facts:
@@ -387,6 +416,12 @@ class GroupRunner:
         self._step()
 
     # Parting.
+
+    def _mourn(self, name: str) -> None:
+        self.failed.pop(name, None)
+        self.failed[name] = self._clock.now_us()
+        if len(self.failed) > _FAILED_MAX:
+            del self.failed[next(iter(self.failed))]
 
     def _part_with(self, name: str, *, is_graceful: bool) -> None:
         self._release(name, is_graceful=is_graceful)

@@ -17,6 +17,7 @@ from sparrow.broker.clock import Clock
 from sparrow.broker.flow import Flow, Gate
 from sparrow.broker.repeats import Repeats
 from sparrow.broker.singles import Singles
+from sparrow.broker.steward import Steward
 from sparrow.broker.topics import Topics
 from sparrow.kernel import dedupe
 from sparrow.kernel.dedupe import KeyWindow, Request, Stored
@@ -68,10 +69,12 @@ class Ingress:
         clock: Clock,
         arrived: Callable[[StreamId], None],
         flow: Flow,
+        steward: Steward,
     ) -> None:
         self._store = store
         self._topics = topics
         self._repeats = repeats
+        self._steward = steward
         self._clock = clock
         self._arrived = arrived
         self._flow = flow
@@ -80,6 +83,8 @@ class Ingress:
 
     async def publish(self, topic_name: object, row: admission.Row, sender: Sender = ANYONE) -> Receipt:
         """One message."""
+        if self._steward.is_refusing:
+            self._steward.check(sender)
         topic = await self._topics.resolve(topic_name)
         if row[7] is not None:
             return (await self.publish_batch(topic, admission.rows_to_batch([row]), sender=sender))[0]
@@ -103,6 +108,8 @@ class Ingress:
         encoded: Encoded | None = None,
     ) -> Receipts:
         """One batch in publish form, checked already. A producer without a sequence takes the next one."""
+        if self._steward.is_refusing:
+            self._steward.check(sender)
         has_keys = "idempotency_key" in batch.schema.names
         gate = None if is_admitted else self._flow.gate(topic, sender)
         if producer is not None:
@@ -138,6 +145,10 @@ class Ingress:
             some = [self.publish_batch(topic, piece, sender=sender) for piece in window]
             parts += await asyncio.gather(*some)
         return Receipts.join(parts)
+
+    def drafts(self, topic: Topic, batch: pa.RecordBatch, encoded: Encoded | None = None) -> list[BatchDraft]:
+        """What a checked batch is in the log, divided by partition."""
+        return [self._draft(topic, piece) for piece in self._split(topic, batch, encoded)]
 
     async def admit_ahead(self, topic: Topic, batch: pa.RecordBatch, sender: Sender) -> None:
         """Passes flow control now for a batch that is published later, with ``is_admitted``."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
-from sparrow.broker.deadletters import HIDDEN
+from sparrow.broker.deadletters import is_unseen
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.broker.watch import Watch
@@ -68,7 +68,7 @@ class Lags:
         readers = {
             c.subscription.id: c for stream in topic.streams for c in self._subscriptions.readers(stream)
         }
-        found = [courier for courier in readers.values() if not courier.subscription.name.endswith(HIDDEN)]
+        found = [courier for courier in readers.values() if not is_unseen(courier.subscription.name)]
         return [(courier, self.of(courier, topic.streams)) for courier in found]
 
     async def oldest_age_us(self, lags: Sequence[Lag]) -> int:
@@ -116,7 +116,7 @@ class Lags:
 
     async def all(self) -> dict[str, LagReport]:
         """The report of every subscription, by name."""
-        shown = [c for c in self._subscriptions if not c.subscription.name.endswith(HIDDEN)]
+        shown = [c for c in self._subscriptions if not is_unseen(c.subscription.name)]
         return {courier.subscription.name: await self.report(courier) for courier in shown}
 
     async def report_topic(self, topic: Topic) -> TopicLag:
@@ -150,7 +150,7 @@ class Lags:
     def _due(self) -> list[Courier]:
         """The next ones in turn, and those that sample."""
         if not self._queue:
-            self._queue = [c for c in self._subscriptions if not c.subscription.name.endswith(HIDDEN)]
+            self._queue = [c for c in self._subscriptions if not is_unseen(c.subscription.name)]
         due, self._queue = self._queue[:AT_ONCE], self._queue[AT_ONCE:]
         if self._queue:
             due += [c for c in self._queue if c.subscription.policy.sample is not None]

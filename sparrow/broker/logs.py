@@ -28,6 +28,7 @@ import contextlib
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -37,6 +38,9 @@ import msgspec
 
 ROOT = "sparrow"
 MASK = "***"
+RECENT_LINES = 1000
+RECENT_LENGTH_MAX = 4096
+"""Lines that are kept in memory, and characters of each: some megabytes at most."""
 
 _SECRET = re.compile(r"(?:.*[_-])?(?:token|secret|password|authorization)\Z", re.IGNORECASE)
 _correlation_id: ContextVar[str] = ContextVar("sparrow_correlation_id", default="")
@@ -106,12 +110,27 @@ def configure(
     target = stream if stream is not None else sys.stderr
     handler = _SparrowHandler(target)
     handler.setFormatter(_LineFormatter(_renderer(format, target)))
+    kept = _RecentHandler()
+    kept.setFormatter(_LineFormatter(_to_json))
     root = logging.getLogger()
-    for earlier in [each for each in root.handlers if isinstance(each, _SparrowHandler)]:
+    ours = (_SparrowHandler, _RecentHandler)
+    for earlier in [each for each in root.handlers if isinstance(each, ours)]:
         root.removeHandler(earlier)
     root.addHandler(handler)
+    root.addHandler(kept)
     root.setLevel(logging.WARNING)
     logging.getLogger(ROOT).setLevel(level.upper())
+
+
+def set_level(level: str) -> None:
+    """Sparrow's lines from this level on, from now on."""
+    logging.getLogger(ROOT).setLevel(level.upper())
+
+
+def recent() -> list[str]:
+    """The last lines that were written, as JSON; none in a program that did not call ``configure``."""
+    kept = [each for each in logging.getLogger().handlers if isinstance(each, _RecentHandler)]
+    return [line for handler in kept for line in handler.lines]
 
 
 @contextlib.contextmanager
@@ -147,6 +166,22 @@ _Renderer = Callable[[dict[str, Any]], str]
 
 class _SparrowHandler(logging.StreamHandler[TextIO]):
     """Marks the one handler that ``configure`` owns."""
+
+
+class _RecentHandler(logging.Handler):
+    """Keeps the last lines, for support bundles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=RECENT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - as every handler of logging does
+            self.handleError(record)
+        else:
+            self.lines.append(line if len(line) <= RECENT_LENGTH_MAX else line[:RECENT_LENGTH_MAX] + "…")
 
 
 class _LineFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from typing import Any
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.repeats import Repeats
+from sparrow.broker.staging import Staging
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.kernel.retention import expired_segments
@@ -34,6 +35,7 @@ class Maintenance:
         settings: Settings,
         clock: Clock,
         subscriptions: Subscriptions,
+        staging: Staging,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -41,6 +43,7 @@ class Maintenance:
         self._settings = settings
         self._clock = clock
         self._subscriptions = subscriptions
+        self._staging = staging
         self._log = logs.get("maintenance")
         self._tasks: list[asyncio.Task[None]] = []
         self._sealing = asyncio.Lock()
@@ -81,6 +84,7 @@ class Maintenance:
                 await self._store.drop(doomed)
                 dropped += len(doomed)
                 self._log.info("segments-dropped", "retention", topic=topic.name, segments=len(doomed))
+        await self._store.release()
         return dropped
 
     async def _seal_whole(self) -> int:
@@ -95,9 +99,11 @@ class Maintenance:
                 return 0  # Another seal was faster. Checkpoints taken now would be stored by nobody.
             start_s = self._clock.monotonic_s()
             producers, cursors = self._repeats.checkpoints(), self._subscriptions.checkpoints()
+            documents = self._staging.checkpoints()
             try:
-                count = await self._store.seal(cursors, producers)
+                count = await self._store.seal(cursors, producers, documents)
             except BaseException:
+                self._staging.keep_changed(documents)
                 self._repeats.keep_changed(producers)
                 self._subscriptions.keep_changed(cursors)
                 raise

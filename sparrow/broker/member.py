@@ -80,6 +80,15 @@ class BrokerMember(BrokerSubscription):
         """The partitions that it has: all of them in a shared group."""
         return self._runner.assignment(self.consumer)
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the group still knows it; asking is no sign of life."""
+        try:
+            self._check()
+        except SparrowError:
+            return False
+        return True
+
     def _check(self, stream: StreamId | None = None) -> None:
         """Raises when it may not speak for the group any more."""
         if self._has_left:

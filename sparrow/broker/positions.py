@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,16 @@ from sparrow.model.names import parse_subscription
 from sparrow.store.ports import Store
 
 _KIND = "snapshot"
+
+
+class PartitionLag(NamedTuple):
+    """How far a subscription is behind in one partition."""
+
+    topic: str
+    partition: int
+    messages: int
+    oldest_offset: int | None
+    """The oldest message that is not done; ``None`` when all are."""
 
 
 class Positions:
@@ -129,5 +139,16 @@ class Positions:
     def lag(self, courier: Courier) -> int:
         """Messages that are not done yet, over all streams; what the filter will pass over is included
         until it has been read."""
-        ends = {stream: self._store.bounds(stream).end_offset for stream in courier.delivery.streams}
-        return total(courier.delivery.lag(ends))
+        return total(courier.delivery.lag(self._ends(courier)))
+
+    def partition_lags(self, courier: Courier) -> list[PartitionLag]:
+        """The same by partition, with the names of the topics."""
+        found = []
+        for lag in courier.delivery.lag(self._ends(courier)):
+            topic = self._topics.find(lag.stream.topic_id)
+            if topic is not None:
+                found.append(PartitionLag(topic.name, lag.stream.partition, lag.messages, lag.oldest_offset))
+        return sorted(found)
+
+    def _ends(self, courier: Courier) -> dict[StreamId, int]:
+        return {stream: self._store.bounds(stream).end_offset for stream in courier.delivery.streams}

@@ -29,6 +29,7 @@ from sparrow.kernel.replay import ReplayJob, ReplayPlan, ReplayStatus, original_
 from sparrow.model.deadletter import DeadLetter
 from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.message import StreamId
+from sparrow.model.subscription import Delivery
 from sparrow.store.admission import check_row
 from sparrow.store.ports import BatchDraft, Store
 
@@ -207,8 +208,11 @@ class ReplayJobs:
         if origin is None:
             return None
         place, rounds = origin
+        is_read_by_spark = courier.subscription.policy.delivery is Delivery.PIPELINE
         if (
-            place.stream in courier.streams
+            # A query reads onwards only: what it is to read again is stored again.
+            not is_read_by_spark
+            and place.stream in courier.streams
             and await self._letters.read_one(place.stream, place.offset) is not None
         ):
             offsets = BitMap64([place.offset])

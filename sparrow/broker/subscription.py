@@ -6,16 +6,18 @@ Settling is quick: an ack is taken at once, travels to the journal with others, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from sparrow.broker.allowance import Allowance
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier, Portion, Seat
 from sparrow.broker.deadletters import DeadLetters
 from sparrow.broker.groups import Groups
 from sparrow.broker.lags import Lags
-from sparrow.broker.positions import Positions
+from sparrow.broker.positions import PartitionLag, Positions
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
@@ -26,7 +28,36 @@ from sparrow.model.consumer import Consumer, Target, check_number, sort_target
 from sparrow.model.errors import BrokerClosed
 from sparrow.model.group import Committed, GroupInfo, MemberInfo
 from sparrow.model.message import Delivered
+from sparrow.model.push import PushPolicy, PushState
 from sparrow.model.subscription import Subscription, SubscriptionPolicy, parse_policy
+
+
+class Pushing(Protocol):
+    """The webhooks of all subscriptions, as far as one of them knows them."""
+
+    def check(self, policy: PushPolicy | None) -> None: ...
+
+    async def changed(self, subscription: Subscription) -> None: ...
+
+    async def resumed(self, subscription: Subscription) -> None: ...
+
+    async def removed(self, subscription_id: int) -> None: ...
+
+    def state(self, subscription: Subscription) -> PushState: ...
+
+    def secrets(self, subscription: Subscription) -> list[str]: ...
+
+    async def rotate(self, subscription: Subscription, overlap_s: float, secret: str | None) -> str: ...
+
+
+class Piping(Protocol):
+    """The pipelines, as far as a subscription that is one knows them."""
+
+    changed: asyncio.Event
+
+    async def sought(self, subscription: Subscription) -> None: ...
+
+    def check_unsubscribe(self, subscription: Subscription) -> None: ...
 
 
 class Desk(NamedTuple):
@@ -42,6 +73,8 @@ class Desk(NamedTuple):
     jitter: Callable[[], float]
     member: Callable[..., Any]
     """Makes a member of a group."""
+    push: Pushing
+    pipelines: Piping
 
 
 class BrokerSubscription(Consumer):
@@ -121,8 +154,13 @@ class BrokerSubscription(Consumer):
             self.consumer, max_messages, timeout_s, seat=self._seat, max_bytes=max_bytes
         )
 
+    def allow(self, messages_max: int) -> None:
+        """From now on this hold has at most so many unsettled messages; a pull waits for its settlements."""
+        check_number("messages_max", messages_max)
+        self._seat = Allowance(messages_max, lambda: self._courier.delivery.in_flight_of(self.consumer))
+
     def _check_seat(self) -> None:
-        if self._seat is None:
+        if self._seat is None or isinstance(self._seat, Allowance):
             super()._check_seat()
 
     # Settling.
@@ -222,6 +260,7 @@ class BrokerSubscription(Consumer):
         """Puts the cursor elsewhere: "earliest", "latest", a time, a snapshot's name, or
         ``{(topic, partition): offset}``. What lies behind it counts as acked, what lies ahead as new."""
         await self._positions.seek(self._courier, target)
+        await self._desk.pipelines.sought(self.subscription)
 
     async def snapshot(self, name: str, *, ttl_s: float = 7 * 86400.0) -> None:
         """Saves the cursor under a name; ``seek(name)`` comes back to it."""
@@ -279,6 +318,10 @@ class BrokerSubscription(Consumer):
         """Messages that are not done yet."""
         return self._positions.lag(self._courier)
 
+    async def partition_lags(self) -> list[PartitionLag]:
+        """The same by partition."""
+        return self._positions.partition_lags(self._courier)
+
     async def lag_report(self) -> LagReport:
         """Lag in all its figures: depth, ages, rates, levels, trend, time to catch up."""
         return await self._lags.report(self._courier)
@@ -303,20 +346,41 @@ class BrokerSubscription(Consumer):
         """What this subscription could not deliver."""
         return DeadLetterBox(self.name, self._subscriptions, self._dead_letters, self._replays)
 
+    # Webhooks.
+
+    async def push_state(self) -> PushState:
+        """How pushing goes: active, open (the receiver fails) or disabled, and why; rates, the last error."""
+        return self._desk.push.state(self.subscription)
+
+    async def push_secrets(self) -> list[str]:
+        """The new secret that webhooks are signed with, once: right after the subscription was made."""
+        return self._desk.push.secrets(self.subscription)
+
+    async def rotate_secret(self, *, overlap_s: float = 86_400.0, secret: str | None = None) -> str:
+        """A new secret, made here unless one is given. The one before stays in force for ``overlap_s``; until
+        then webhooks are signed with both."""
+        return await self._desk.push.rotate(self.subscription, overlap_s, secret)
+
     # Its own life.
 
     async def update(self, **policy: Any) -> None:
         """Changes options. Leases end; what is not acked is judged by the new filter."""
         changed = parse_policy(policy, self.policy)
         parse_filter(changed.filter)
+        self._desk.push.check(changed.push)
         await self._dead_letters.prepare(self.name, changed, self.pattern)
         await self._subscriptions.update(self.name, policy)
+        await self._desk.push.changed(self.subscription)
 
     async def pause(self) -> None:
         await self._subscriptions.pause(self.name, True)
+        self._desk.pipelines.changed.set()
 
     async def resume(self) -> None:
+        """Delivers again; a receiver of webhooks that was gone is tried again."""
         await self._subscriptions.pause(self.name, False)
+        await self._desk.push.resumed(self.subscription)
+        self._desk.pipelines.changed.set()
 
     async def close(self) -> None:
         """Lets go: what this program still holds becomes ready for others, without a counted attempt."""
@@ -339,9 +403,12 @@ class BrokerSubscription(Consumer):
         courier.wake()
 
     async def unsubscribe(self) -> None:
-        """Deletes the subscription and its cursor."""
+        """Deletes the subscription and its cursor; that of a pipeline goes with the pipeline."""
+        self._desk.pipelines.check_unsubscribe(self.subscription)
         await self._courier.flush()
+        known = self.subscription.id
         await self._subscriptions.delete(self.name)
+        await self._desk.push.removed(known)
         await self._dead_letters.retire(self.name)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sparrow.broker.counts import Counts
 from sparrow.kernel.exchange import Refusal, Run
 from sparrow.kernel.lag import LagMeter
 from sparrow.kernel.lease import NamedOffsets, parse_ack_ids
@@ -63,12 +64,14 @@ class Watch:
         "_sample_policy",
         "_seen_us",
         "_tallies",
+        "counts",
         "ends",
         "meter",
         "sampler",
     )
 
     def __init__(self) -> None:
+        self.counts = Counts()
         self.meter: LagMeter | None = None
         self.sampler: Sampler | None = None
         self.ends: dict[StreamId, int] = {}
@@ -104,7 +107,11 @@ class Watch:
         waited_us = count * (now_us - published_us)
         tally.handed += count
         tally.waited_us += waited_us
+        counts = self.counts
+        counts.delivered += count
+        counts.redelivered += min(count, sum(len(run.attempts) for run in runs))
         if is_for_good:
+            counts.acked += count
             tally.acked += count
             tally.end_to_end_us += waited_us
             return

@@ -31,6 +31,13 @@ def doctor(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings, as for `up`.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as failures.")] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a zip for support: findings, settings, and what the broker tells; no messages.",
+        ),
+    ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -50,6 +57,8 @@ def doctor(
         findings.append(finding)
         if not as_json:
             _print(finding)
+    if bundle is not None:
+        _bundle(bundle, settings, findings, is_quiet=as_json)
     levels = [finding.level.value for finding in findings]
     worst = "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
     if as_json:
@@ -72,6 +81,15 @@ def _look(settings: Settings, url: str, *, is_named: bool) -> Iterator[Finding]:
     yield from checks.disk(Path(settings.data))
     yield from checks.ports(settings)
     yield from checks.broker(url, is_named=is_named)
+
+
+def _bundle(file: Path, settings: Settings, findings: list[Finding], *, is_quiet: bool) -> None:
+    from sparrow.cli import bundle
+
+    shown = [{**plain(finding), "level": finding.level.value} for finding in findings]
+    said = bundle.write(file, settings, shown)
+    if not is_quiet:
+        typer.echo(f"\nwrote {file}; {said}")
 
 
 def _print(finding: Finding) -> None:

@@ -38,6 +38,7 @@ from sparrow.model.errors import (
     InvalidArgument,
     NotADataDirectory,
     NotFound,
+    PipelineNotFound,
     ResourceExhausted,
     SparrowError,
     StorageError,
@@ -45,6 +46,7 @@ from sparrow.model.errors import (
     TopicExists,
     TopicInUse,
     TopicNotFound,
+    Unauthenticated,
 )
 
 
@@ -68,10 +70,15 @@ GROUPS = (
     Group("group", "sparrow.cli.group", "See consumer groups: members, assignment, offsets."),
     Group("dlq", "sparrow.cli.dlq", "See, replay and purge dead letters."),
     Group("seek", "sparrow.cli.seek", "Put a subscription elsewhere in its log.", is_single=True),
+    Group("pipeline", "sparrow.cli.pipeline", "Apply, run, start, stop and watch Spark pipelines."),
     Group("snapshot", "sparrow.cli.snapshot", "Save positions to come back to."),
     Group("trace", "sparrow.cli.trace", "Tell where a message is.", is_single=True),
     Group("bench", "sparrow.cli.bench", "Measure a broker in a few seconds.", is_single=True),
     Group("doctor", "sparrow.cli.doctor", "Check machine and broker.", is_single=True),
+    Group("token", "sparrow.cli.token", "Make, list and revoke tokens; see what was changed by whom."),
+    Group("compact", "sparrow.cli.lake", "Keep the newest message of each key.", is_single=True),
+    Group("merge", "sparrow.cli.lake", "Put small segments together.", is_single=True),
+    Group("archive", "sparrow.cli.lake", "Add to a lake table by topic and date.", is_single=True),
     Group("config", "sparrow.cli.config", "Show the settings and where they come from."),
     Group("log", "sparrow.cli.log", "Look into a data directory and check it."),
 )
@@ -96,6 +103,8 @@ _HINTS: dict[type[SparrowError], str] = {
     TopicNotFound: "`sparrow topic list` shows the topics, `sparrow topic create` makes one.",
     TopicExists: "Pick another name, or change it with `sparrow topic update`.",
     TopicInUse: "Delete the subscriptions first, or repeat with --force.",
+    Unauthenticated: "Put a token into SPARROW_TOKEN; `sparrow token create` makes one.",
+    PipelineNotFound: "`sparrow pipeline list` shows the pipelines, `sparrow pipeline apply` makes one.",
     SubscriptionNotFound: "`sparrow sub list` shows the subscriptions, `sparrow sub create` makes one.",
 }
 _COMPLETION_VARIABLE = "_SPARROW_COMPLETE"

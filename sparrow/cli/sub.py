@@ -22,12 +22,13 @@ from sparrow.cli.output import (
 )
 from sparrow.cli.target import Data, Json, Url, Wide, Yes, opened
 from sparrow.cli.values import merged, parse_set, parse_span, parse_start
-from sparrow.model.errors import InvalidArgument, SubscriptionNotFound
+from sparrow.model.errors import InvalidArgument, PreconditionFailed, SubscriptionNotFound
 from sparrow.model.group import GroupMode
 from sparrow.model.subscription import Expired, Guarantee, Ordering
 
 if TYPE_CHECKING:
     from sparrow.client.blocking import BlockingBroker
+    from sparrow.client.subscription import BlockingSubscription
     from sparrow.kernel.lag import LagReport
     from sparrow.model.subscription import Subscription
 
@@ -57,6 +58,10 @@ MaxInFlight = Annotated[
     int | None, typer.Option(metavar="N", help="Messages in work at once, over all consumers.")
 ]
 GroupOption = Annotated[GroupMode | None, typer.Option("--group", help="How its members share it.")]
+PushUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Send its messages there as signed webhooks; none are pulled."),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other option; JSON values, as retry.jitter=0.2."),
@@ -84,6 +89,7 @@ def create(
     key_window: KeyWindow = None,
     max_in_flight: MaxInFlight = None,
     group: GroupOption = None,
+    push_url: PushUrl = None,
     set_: Set = None,
     url: Url = None,
     data: Data = None,
@@ -103,12 +109,14 @@ def create(
         key_window,
         max_in_flight,
         group,
+        push_url,
         set_,
     )
     with opened(url, data) as broker:
-        broker.subscribe(name, pattern, start=parse_start(start), **policy)
+        handle = broker.subscribe(name, pattern, start=parse_start(start), **policy)
         found = _find(broker, name)
-    _show_done("created", found, as_json)
+        secret = _new_secret(handle) if found.policy.push is not None else None
+    _show_done("created", found, as_json, secret)
 
 
 @app.command("list", epilog="Example: sparrow sub list")
@@ -153,8 +161,10 @@ def show(name: Name, url: Url = None, data: Data = None, as_json: Json = False) 
         found = _find(broker, name)
         handle = broker.subscription(name)
         lag, in_flight = handle.lag_report(), handle.in_flight
+        push = handle.push_state() if found.policy.push is not None else None
     if as_json:
-        print_json({**_fields(found), "lag": lag, "in_flight": in_flight})
+        pushing = {} if push is None else {"push_state": push}
+        print_json({**_fields(found), "lag": lag, "in_flight": in_flight, **pushing})
         return
     policy = _fields(found)["policy"]
     print_fields(
@@ -166,6 +176,7 @@ def show(name: Name, url: Url = None, data: Data = None, as_json: Json = False) 
             "created": instant(found.created_at_us),
             "behind": f"{lag.depth:,} ({lag.level.value}), oldest {span(lag.oldest_age_s)}",
             "in flight": in_flight,
+            **({} if push is None else {"webhooks": " ".join(filter(None, (push.state.value, push.why)))}),
             **dict(_flat(policy)),
         }
     )
@@ -186,6 +197,7 @@ def update(
     key_window: KeyWindow = None,
     max_in_flight: MaxInFlight = None,
     group: GroupOption = None,
+    push_url: PushUrl = None,
     set_: Set = None,
     url: Url = None,
     data: Data = None,
@@ -205,6 +217,7 @@ def update(
         key_window,
         max_in_flight,
         group,
+        push_url,
         set_,
     )
     if not policy:
@@ -246,6 +259,25 @@ def resume(name: Name, url: Url = None, data: Data = None, as_json: Json = False
         broker.subscription(name).resume()
         found = _find(broker, name)
     _show_done("resumed", found, as_json)
+
+
+@app.command("rotate-secret", epilog="Example: sparrow sub rotate-secret billing --overlap 1d")
+def rotate_secret(
+    name: Name,
+    overlap: Annotated[
+        str, typer.Option(metavar="SPAN", help="How long the secret before it stays in force.")
+    ] = "1d",
+    url: Url = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Make a new secret that webhooks are signed with, and print it this once."""
+    with opened(url, data) as broker:
+        secret = broker.subscription(name).rotate_secret(overlap_s=parse_span(overlap))
+    if as_json:
+        print_json({"name": name, "secret": secret})
+    else:
+        typer.echo(secret)
 
 
 @app.command(epilog="Example: sparrow sub lag billing --json")
@@ -301,6 +333,7 @@ def _policy(
     key_window: int | None,
     max_in_flight: int | None,
     group: GroupMode | None,
+    push_url: str | None,
     set_: list[str] | None,
 ) -> dict[str, Any]:
     """The options that were given, as the broker takes them."""
@@ -320,6 +353,7 @@ def _policy(
         "max_in_flight": max_in_flight,
         "retry": {name: value for name, value in retry.items() if value is not None},
         "group": {"mode": group.value} if group is not None else {},
+        "push": {"url": push_url} if push_url is not None else {},
     }
     return merged(named, parse_set(set_))
 
@@ -353,13 +387,25 @@ def _depth(lags: Mapping[str, LagReport], name: str) -> int | None:
     return lags[name].depth if name in lags else None
 
 
-def _show_done(what: str, found: Subscription, as_json: bool) -> None:
+def _new_secret(handle: BlockingSubscription) -> str | None:
+    """What the receiver of a subscription that was just made verifies with; none of one that existed."""
+    try:
+        return handle.push_secrets()[0]
+    except PreconditionFailed:
+        return None
+
+
+def _show_done(what: str, found: Subscription, as_json: bool, secret: str | None = None) -> None:
     if as_json:
-        print_json(_fields(found))
+        print_json(_fields(found) | ({} if secret is None else {"secret": secret}))
         return
     policy = found.policy
     dead = f", dead letters to {policy.dead_letter_topic}" if policy.dead_letter_topic else ""
-    print_done(f"{what} {found.name}: {found.pattern}, {policy.guarantee.value}{dead}")
+    where = f", pushed to {policy.push.url}" if policy.push is not None else ""
+    print_done(f"{what} {found.name}: {found.pattern}, {policy.guarantee.value}{dead}{where}")
+    if secret is not None:
+        print_done("its webhooks are signed with this secret, which is not shown again:")
+        typer.echo(secret)
 
 
 reflow(app)

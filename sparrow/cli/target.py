@@ -25,7 +25,10 @@ URL_VARIABLE = "SPARROW_URL"
 TOKEN_VARIABLE = "SPARROW_TOKEN"
 CONNECT_S = 2.0
 """How long a broker is tried for: one that is just starting is waited for, a person is not kept."""
-VARIABLES = frozenset({URL_VARIABLE, TOKEN_VARIABLE})
+CA_VARIABLE = "SPARROW_TLS_CA"
+CERTIFICATE_VARIABLE = "SPARROW_TLS_CERTIFICATE"
+KEY_VARIABLE = "SPARROW_TLS_KEY"
+VARIABLES = frozenset({URL_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE})
 """What the environment tells clients; these are not settings of a broker."""
 
 Url = Annotated[
@@ -70,7 +73,12 @@ def connected(url: str, publisher: str | None = None) -> BlockingBroker:
     from sparrow.client.blocking import BlockingClient
     from sparrow.client.remote import RemoteBroker
 
-    given = {"token": os.environ.get(TOKEN_VARIABLE), "publisher": publisher, "client": "sparrow-cli"}
+    given = {
+        "token": os.environ.get(TOKEN_VARIABLE),
+        "publisher": publisher,
+        "client": "sparrow-cli",
+        "tls": _tls(),
+    }
     options: dict[str, Any] = {name: value for name, value in given.items() if value}
     try:
         return BlockingClient(lambda: RemoteBroker.open(url, connect_s=CONNECT_S, **options))
@@ -79,6 +87,25 @@ def connected(url: str, publisher: str | None = None) -> BlockingBroker:
             error.message,
             hint=f"Start one with `sparrow up`, or name another with --url or {URL_VARIABLE}.",
         ) from error
+
+
+def _tls() -> Any:
+    """What to trust and to show on sparrows://, from the environment; none is the system's authorities."""
+    authority, certificate = os.environ.get(CA_VARIABLE), os.environ.get(CERTIFICATE_VARIABLE)
+    if not (authority or certificate):
+        return None
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=authority or None)
+        if certificate:
+            context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
+    except OSError as error:
+        raise InvalidArgument(
+            f"{CA_VARIABLE}, {CERTIFICATE_VARIABLE} or {KEY_VARIABLE} cannot be used: {error}",
+            hint="They name PEM files.",
+        ) from error
+    return context
 
 
 def _directory(data: Path) -> BlockingBroker:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from sparrow.broker.broker import Broker
     from sparrow.model.settings import Settings
+    from sparrow.server.supervision import Supervisor
     from sparrow.server.tcp import TcpServer
 
 app = typer.Typer()
@@ -51,6 +51,9 @@ def up(
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     log_level: Annotated[Text, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[Text, typer.Option(help="json or console.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines although no token is wanted.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the start as JSON.")] = False,
 ) -> None:
     """Start a broker on a data directory; SIGINT or SIGTERM stops it."""
@@ -64,6 +67,7 @@ def up(
         "grpc": grpc,
         "log.level": log_level,
         "log.format": log_format,
+        "access.insecure": insecure or None,
     }
     settings = load(config, os.environ, flags).settings
     logs.configure(settings.log.level, settings.log.format)
@@ -72,6 +76,7 @@ def up(
 
 def run(settings: Settings, *, as_json: bool = False) -> None:
     """Serve until a signal, on an event loop of its own."""
+    _keep_pandas_out()
     import uvloop
 
     from sparrow.broker.broker import Broker
@@ -81,12 +86,15 @@ def run(settings: Settings, *, as_json: bool = False) -> None:
 
 async def serve(settings: Settings, open_broker: OpenBroker, *, as_json: bool = False) -> None:
     """Bind, open, listen, wait for the stop, and undo it all in the other order."""
-    from sparrow.broker import logs
+    from sparrow.broker import logs, memory
     from sparrow.model.settings import NONE, parse_address
+    from sparrow.server import exposure
     from sparrow.server.http import HttpServer, bind, build
+    from sparrow.server.tls import tls_context
 
     log = logs.get("up")
     stop = _stop_on_signals()
+    context = tls_context(settings.server)
     with contextlib.ExitStack() as sockets:
         bound = sockets.enter_context(bind(parse_address(settings.http)))
         bound_tcp = None
@@ -94,18 +102,26 @@ async def serve(settings: Settings, open_broker: OpenBroker, *, as_json: bool = 
             bound_tcp = sockets.enter_context(bind(parse_address(settings.tcp)))
         broker = await open_broker(settings)
         try:
+            listeners = {"http": bound} if bound_tcp is None else {"http": bound, "tcp": bound_tcp}
+            exposure.check(listeners, settings, broker.access)
             tcp = None if bound_tcp is None else await _start_tcp(broker, bound_tcp, settings)
             try:
-                http = await HttpServer.start(build(broker), bound)
+                http = await HttpServer.start(build(broker), bound, context)
                 try:
-                    addresses = {"http": f"http://{http.address}"}
+                    s = "" if context is None else "s"
+                    addresses = {"http": f"http{s}://{http.address}"}
                     if tcp is not None:
-                        addresses["tcp"] = f"sparrow://{tcp.address}"
+                        addresses["tcp"] = f"sparrow{s}://{tcp.address}"
                     _announce(settings, addresses, broker.health(), as_json=as_json)
                     log.info("broker-started", **addresses, data=settings.data)
-                    _settle_memory()
-                    await _first(stop.wait(), http.wait_closed())
-                    log.info("broker-stopping")
+                    broker.steward.on_shutdown = stop.set
+                    memory.settle()
+                    pipelines = await _start_pipelines(broker, settings, addresses.get("tcp"))
+                    try:
+                        await _first(stop.wait(), http.wait_closed())
+                        log.info("broker-stopping")
+                    finally:
+                        await pipelines.stop()
                 finally:
                     await http.close()
             finally:
@@ -116,11 +132,42 @@ async def serve(settings: Settings, open_broker: OpenBroker, *, as_json: bool = 
     log.info("broker-stopped")
 
 
-def _settle_memory() -> None:
-    """What is there by now stays: the collector need not walk over every module again and again, which would
-    stop all connections for tens of milliseconds at a time."""
-    gc.collect()
-    gc.freeze()
+def _keep_pandas_out() -> None:
+    """Where pandas is installed pyarrow would load it at its first conversion: 40 MB and a long start for
+    nothing. It looks once; afterwards pandas may be imported as ever."""
+    import pyarrow as pa
+
+    class Refusal:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "pandas":
+                raise ImportError(name)
+
+    refusal = Refusal()
+    sys.meta_path.insert(0, refusal)
+    try:
+        pa.scalar(None)
+    finally:
+        sys.meta_path.remove(refusal)
+
+
+async def _start_pipelines(broker: Broker, settings: Settings, url: str | None) -> Supervisor:
+    """Applies what the directory declares, and runs what is to run; a wrong declaration stops nobody."""
+    from sparrow.broker import logs
+    from sparrow.model.errors import SparrowError
+    from sparrow.server.supervision import Supervisor
+
+    if settings.pipelines.directory:
+        from sparrow.spark.pipelines import declarations
+
+        try:
+            found = await asyncio.to_thread(declarations.read, Path(settings.pipelines.directory))
+            for each in found:
+                await broker.pipeline_desk.apply(each, is_stopped=False)
+        except SparrowError as error:
+            logs.get("up").error("pipelines-refused", error.message, hint=error.hint)
+    supervisor = Supervisor(broker, settings.pipelines, url, settings.data)
+    supervisor.start()
+    return supervisor
 
 
 async def _start_tcp(broker: Broker, bound: socket.socket, settings: Settings) -> TcpServer:

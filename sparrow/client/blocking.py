@@ -14,13 +14,18 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from sparrow.client.loop import LoopThread
+from sparrow.client.pipelines import BlockingPipelines
 from sparrow.client.subscription import BlockingDeadLetters, BlockingSubscription
 from sparrow.kernel.lag import LagReport, TopicLag
 from sparrow.kernel.snapshot import Snapshot
 from sparrow.kernel.trace import Trace
+from sparrow.model.access import AuditEntry, NewToken, TokenInfo
 from sparrow.model.flow import FlowReport, RateLimit
 from sparrow.model.health import Health
 from sparrow.model.message import Message, Receipt, Receipts
+from sparrow.model.rewrite import RewritePlan, Swap
+from sparrow.model.segment import BatchPlace, Extent, Measured, TopicSegments
+from sparrow.model.stage import Committed, Part, Stage
 from sparrow.model.subscription import Subscription
 from sparrow.model.topic import Topic
 from sparrow.store.ports import Bounds, RecoveryReport, StoreState
@@ -28,7 +33,7 @@ from sparrow.store.ports import Bounds, RecoveryReport, StoreState
 T = TypeVar("T")
 
 
-class BlockingBroker:
+class BlockingBroker(BlockingPipelines):
     """A broker for blocking code; threads may share it."""
 
     def __init__(self, open_target: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -182,6 +187,39 @@ class BlockingBroker:
         )
         return BlockingProducer(self._run(found), self._thread)
 
+    # Staged publishes.
+
+    def stage(
+        self, transaction: str, part: str, topic: str, table: Any, *, position: int | None = None
+    ) -> Stage:
+        """Adds an Arrow table to a part that a commit will publish; with ``position``, the number of its
+        first call, a repeat is recognised."""
+        return self._run(self._target.stage(transaction, part, topic, table, position=position))
+
+    def commit_staged(
+        self,
+        application: str,
+        batch: int,
+        parts: Sequence[Part | tuple[str, str, int]],
+        *,
+        remember_s: float | None = None,
+    ) -> Committed:
+        """Publishes staged parts, each (transaction, part, messages), in this order, once for each
+        application and batch."""
+        return self._run(self._target.commit_staged(application, batch, parts, remember_s=remember_s))
+
+    def abort_staged(self, transaction: str, parts: Sequence[str] | None = None) -> int:
+        """Drops what a transaction staged, or only the named parts of it; how many parts there were."""
+        return self._run(self._target.abort_staged(transaction, parts))
+
+    def stages(self) -> list[Stage]:
+        """The parts that wait for a commit."""
+        return self._run(self._target.stages())
+
+    def committed_batch(self, application: str) -> int | None:
+        """The newest batch that an application committed; None when none is known."""
+        return self._run(self._target.committed_batch(application))
+
     # Flow control.
 
     def set_publisher_limits(self, publisher: str, **limits: Any) -> RateLimit:
@@ -191,6 +229,36 @@ class BlockingBroker:
     def set_token_limits(self, token: str, **limits: Any) -> RateLimit:
         """The same for all that is published with a token."""
         return self._run(self._target.set_token_limits(token, **limits))
+
+    def create_token(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        role: str | None = None,
+        topics: str = "#",
+        expires_in_s: float | None = None,
+    ) -> NewToken:
+        """A new token with scopes like "publish:orders.#", or with a role on the topics of a pattern:
+        read-only, publisher, subscriber or admin. Its text is told this once. From the first token on, every
+        listener wants one."""
+        return self._run(
+            self._target.create_token(
+                name, scopes=scopes, role=role, topics=topics, expires_in_s=expires_in_s
+            )
+        )
+
+    def tokens(self) -> list[TokenInfo]:
+        """All tokens, by name, without their secrets."""
+        return self._run(self._target.tokens())
+
+    def revoke_token(self, name: str) -> TokenInfo:
+        """Ends a token, by its name or its id, everywhere and at once."""
+        return self._run(self._target.revoke_token(name))
+
+    def audit_log(self, count: int = 100) -> list[AuditEntry]:
+        """What was done by administrators, the newest last."""
+        return self._run(self._target.audit_log(count))
 
     def flow(self, topic: str) -> FlowReport:
         """How a topic treats its publishers now, and what became of what they sent."""
@@ -264,11 +332,42 @@ class BlockingBroker:
         """The first offset published at or after a moment."""
         return self._run(self._target.offset_at(topic, moment, partition=partition))
 
+    def extents(self, patterns: Sequence[str]) -> list[Extent]:
+        """The topics that match any of the patterns, and from where to where each partition can be read."""
+        return self._run(self._target.extents(patterns))
+
+    def segments(self, topic: str, *, hold_s: float = 0.0) -> TopicSegments:
+        """The sealed segments of a topic: Parquet files, their offsets and times, all seen at one moment.
+        For ``hold_s`` the files stay where they are even when retention drops their segments."""
+        return self._run(self._target.segments(topic, hold_s=hold_s))
+
+    def measure(
+        self, topic: str, stretches: Sequence[Sequence[int]], *, max_bytes: int = 2**62
+    ) -> list[Measured]:
+        """For each (partition, start_offset, end_offset): up to which offset ``max_bytes`` reach, and how
+        many bytes that are as they are stored."""
+        return self._run(self._target.measure(topic, stretches, max_bytes=max_bytes))
+
+    def places(self, topic: str, stretches: Sequence[Sequence[int]]) -> list[list[BatchPlace]]:
+        """For each (partition, start_offset, end_offset): where in the journal the batches lie that are not
+        sealed; nothing where they are too many to tell."""
+        return self._run(self._target.places(topic, stretches))
+
     # Keeping.
 
     def seal(self) -> int:
         """Moves everything published so far into the lake now; the number of messages moved."""
         return self._run(self._target.seal())
+
+    def plan_rewrite(self, topic: str, *, hold_s: float = 0.0) -> RewritePlan:
+        """What a job that compacts or merges the segments of a topic goes by."""
+        return self._run(self._target.plan_rewrite(topic, hold_s=hold_s))
+
+    def swap_segments(
+        self, topic: str, partition: int, remove: Sequence[str], drafts: Sequence[str], *, kind: str
+    ) -> Swap:
+        """Puts drafts, files that a job wrote beside the segments, in the place of neighbouring segments."""
+        return self._run(self._target.swap_segments(topic, partition, remove, drafts, kind=kind))
 
     def apply_retention(self) -> int:
         """Drops what the topics' policies no longer keep, now; the number of segments dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,32 +27,35 @@ async def fetch(
     offset: int,
     max_bytes: int = FETCH_BYTES,
     wait_s: float = 0.0,
+    columns: Sequence[str] = (),
 ) -> tuple[heads.Fetched, list[LogBatch]]:
-    """Batches of the table form from an offset on."""
+    """Batches of the table form from an offset on; with ``columns``, only those and the offset."""
     for name, value in (("partition", partition), ("offset", offset), ("max_bytes", max_bytes)):
         if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
             raise InvalidArgument(f"{name} is a whole number, not {value!r}")
     timeout_s = session.options.timeout_s + wait_s
     head, body = await session.request(
-        heads.Fetch(topic, partition, offset, max_bytes, wait_s), timeout_s=timeout_s
+        heads.Fetch(topic, partition, offset, max_bytes, wait_s, list(columns)), timeout_s=timeout_s
     )
+    schema = pa.schema([field for field in TABLE_SCHEMA if field.name in columns or field.name == "offset"])
+    schema = schema if columns else TABLE_SCHEMA
     found, place = [], 0
     stream = StreamId(head.topic_id, partition)
     for first, end, length in head.batches:
         rows = pa.ipc.open_stream(pa.py_buffer(body[place : place + length])).read_next_batch()
         place += length
-        found.append(LogBatch(stream, first, end, _to_table_form(rows)))
+        found.append(LogBatch(stream, first, end, _to_table_form(rows, schema)))
     return head, found
 
 
-def _to_table_form(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """With every column of the lake; those that hold nothing were not sent."""
+def _to_table_form(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With every column of the schema; those that hold nothing were not sent."""
     names = rows.schema.names
     columns = [
         rows.column(field.name) if field.name in names else pa.nulls(rows.num_rows, field.type)
-        for field in TABLE_SCHEMA
+        for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 async def read(session: Session, topic: str, partition: int, offset: int, max_messages: int) -> list[Message]:

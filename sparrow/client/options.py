@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import secrets
-import ssl
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparrow.model.errors import InvalidArgument
 from sparrow.model.flow import parse_class, parse_publisher
 from sparrow.model.limits import BATCH_MESSAGES_MAX, REQUEST_BYTES_MAX
 from sparrow.model.names import parse_producer
 from sparrow.model.topic import Codec
+
+if TYPE_CHECKING:
+    import ssl
 
 HOST_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = 9092
@@ -76,6 +78,10 @@ class Options(NamedTuple):
     tls: ssl.SSLContext | None = None
     """For sparrows://; none is the system's certificates."""
 
+    def __repr__(self) -> str:
+        shown = self._asdict() | ({"token": "***"} if self.token else {})
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     @property
     def codec(self) -> Codec:
         return Codec(self.compression)
@@ -118,8 +124,11 @@ def parse_options(given: dict[str, Any]) -> Options:
         parse_publisher("publisher", options.publisher)
     if options.client:
         parse_producer(options.client)
-    if options.tls is not None and not isinstance(options.tls, ssl.SSLContext):
-        raise InvalidArgument("tls must be an ssl.SSLContext")
+    if options.tls is not None:
+        import ssl  # Only where it is used: a process that lives for one commit has no time for it.
+
+        if not isinstance(options.tls, ssl.SSLContext):
+            raise InvalidArgument("tls must be an ssl.SSLContext")
     return options
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sparrow.client import receipts
 from sparrow.client.lane import Batch, Lane
-from sparrow.client.session import Session
+from sparrow.client.session import Session, look_at
 from sparrow.kernel.partition import partition_of
 from sparrow.model.errors import InvalidArgument, NotFound, SparrowError
 from sparrow.model.message import Receipt, Receipts
@@ -83,6 +83,7 @@ class Publisher:
         """Has an identity; opens one when there is none."""
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open())
+            self._opening.add_done_callback(look_at)
         opening = self._opening
         try:
             await asyncio.shield(opening)

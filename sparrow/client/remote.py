@@ -15,33 +15,40 @@ import pyarrow as pa
 
 from sparrow.client import fetching, verbs
 from sparrow.client.options import Options, Target, parse_options, parse_url, producer_name
+from sparrow.client.pipelines import RemotePipelines
 from sparrow.client.publishing import Publisher
 from sparrow.client.remoteletters import RemoteDeadLetters
 from sparrow.client.remotemember import RemoteMember
 from sparrow.client.remotesub import RemoteSubscription
 from sparrow.client.session import Session
+from sparrow.client.staging import Stager
 from sparrow.kernel.lag import LagReport, TopicLag
 from sparrow.kernel.snapshot import Snapshot
 from sparrow.kernel.trace import Trace
+from sparrow.model.access import AuditEntry, NewToken, TokenInfo
 from sparrow.model.errors import InvalidArgument
 from sparrow.model.flow import FlowReport, RateLimit, parse_sender
 from sparrow.model.health import Health
 from sparrow.model.message import Message, Receipt, Receipts
 from sparrow.model.names import parse_producer
+from sparrow.model.rewrite import RewritePlan, Swap
+from sparrow.model.segment import BatchPlace, Extent, Measured, TopicSegments
+from sparrow.model.stage import Committed, Part, Stage
 from sparrow.model.subscription import Subscription
 from sparrow.model.topic import Topic
 from sparrow.store import admission
 from sparrow.store import batch as batches
-from sparrow.store.ports import Bounds, RecoveryReport, StoreState
+from sparrow.store.ports import Bounds, LogBatch, RecoveryReport, StoreState
 
 
-class RemoteBroker:
+class RemoteBroker(RemotePipelines):
     """A connection to a broker that makes itself anew when it breaks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._options: Options = session.options
         self._publisher = Publisher(session, producer_name(session.options), is_fresh=True)
+        self._stager = Stager(session)
         self._consumers = 0
 
     @classmethod
@@ -174,7 +181,7 @@ class RemoteBroker:
         """Stores a table of Arrow, pandas or polars: a column ``data`` and any of the other message columns.
         A large table is stored as several batches, each whole or not at all."""
         self._check_sender(publisher, priority_class, token)
-        chosen = batches.from_table(to_arrow(table))
+        chosen = batches.from_table(admission.to_arrow(table))
         admission.check_batch(chosen)
         return await self._publisher.publish_table(topic, chosen)
 
@@ -212,6 +219,49 @@ class RemoteBroker:
         await producer.publisher.open()
         return producer
 
+    # Staged publishes.
+
+    async def stage(
+        self, transaction: str, part: str, topic: str, table: Any, *, position: int | None = None
+    ) -> Stage:
+        """Adds a table to a part that a commit will publish. The part counts calls, several for a large
+        table; with ``position``, the number of the first, calls are sent again when the connection breaks."""
+        return await self._stager.stage(transaction, part, topic, admission.to_arrow(table), position)
+
+    async def commit_staged(
+        self,
+        application: str,
+        batch: int,
+        parts: Sequence[Part | tuple[str, str, int]],
+        *,
+        remember_s: float | None = None,
+    ) -> Committed:
+        """Publishes staged parts, each (transaction, part, messages), in this order, once: when the batch of
+        the application, or a newer one, is committed already, they are dropped and the answer says so."""
+        found: Committed = await self._call(
+            "commit_staged",
+            Committed,
+            application=application,
+            batch=batch,
+            parts=[list(part) for part in parts],
+            remember_s=remember_s,
+        )
+        return found
+
+    async def abort_staged(self, transaction: str, parts: Sequence[str] | None = None) -> int:
+        """Drops what a transaction staged, or only the named parts of it; how many parts there were."""
+        return int(await self._call("abort_staged", int, transaction=transaction, parts=parts))
+
+    async def stages(self) -> list[Stage]:
+        """The parts that wait for a commit."""
+        found: list[Stage] = await self._call("stages", list[Stage])
+        return found
+
+    async def committed_batch(self, application: str) -> int | None:
+        """The newest batch that an application committed; None when none is known."""
+        found: int | None = await self._call("committed_batch", int | None, application=application)
+        return found
+
     # Flow control.
 
     async def set_publisher_limits(self, publisher: str, **limits: Any) -> RateLimit:
@@ -224,6 +274,41 @@ class RemoteBroker:
         """The same for all that is published with a token."""
         found: RateLimit = await self._call("set_token_limits", RateLimit, token=token, **limits)
         return found
+
+    # Tokens.
+
+    async def create_token(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        role: str | None = None,
+        topics: str = "#",
+        expires_in_s: float | None = None,
+    ) -> NewToken:
+        """A new token with scopes like "publish:orders.#", or with a role on the topics of a pattern:
+        read-only, publisher, subscriber or admin. Its text is told this once. From the first token on, every
+        listener wants one."""
+        given = {"scopes": scopes, "role": role, "topics": topics, "expires_in_s": expires_in_s}
+        found: NewToken = await self._call("create_token", NewToken, name=name, **given)
+        return found
+
+    async def tokens(self) -> list[TokenInfo]:
+        """All tokens, by name, without their secrets."""
+        found: list[TokenInfo] = await self._call("tokens", list[TokenInfo])
+        return found
+
+    async def revoke_token(self, name: str) -> TokenInfo:
+        """Ends a token, by its name or its id, everywhere and at once."""
+        found: TokenInfo = await self._call("revoke_token", TokenInfo, name=name)
+        return found
+
+    async def audit_log(self, count: int = 100) -> list[AuditEntry]:
+        """What was done by administrators, the newest last."""
+        found: list[AuditEntry] = await self._call("audit_log", list[AuditEntry], count=count)
+        return found
+
+    # Looking.
 
     async def flow(self, topic: str) -> FlowReport:
         """How a topic treats its publishers now, and what became of what they sent."""
@@ -303,6 +388,22 @@ class RemoteBroker:
         _, found = await fetching.fetch(self._session, topic, partition, offset, max_bytes)
         return [batch.batch for batch in found]
 
+    async def fetch(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int = 0,
+        max_bytes: int = fetching.FETCH_BYTES,
+        columns: Sequence[str] = (),
+    ) -> tuple[int, list[LogBatch]]:
+        """The same with the offsets that each batch covers, behind the id of the topic they are of; with
+        ``columns``, only those and the offset are sent."""
+        head, found = await fetching.fetch(
+            self._session, topic, partition, offset, max_bytes, columns=columns
+        )
+        return head.topic_id, found
+
     async def fetch_table(
         self,
         topic: str,
@@ -325,11 +426,54 @@ class RemoteBroker:
         position = verbs.to_position(moment)
         return int(await self._call("offset_at", int, topic=topic, moment=position, partition=partition))
 
+    async def extents(self, patterns: Sequence[str]) -> list[Extent]:
+        """The topics that match any of the patterns, and from where to where each partition can be read."""
+        found: list[Extent] = await self._call("extents", list[Extent], patterns=patterns)
+        return found
+
+    async def segments(self, topic: str, *, hold_s: float = 0.0) -> TopicSegments:
+        """The sealed segments of a topic: Parquet files on the broker's machine, all seen at one moment.
+        For ``hold_s`` the files stay where they are even when retention drops their segments."""
+        found: TopicSegments = await self._call("segments", TopicSegments, topic=topic, hold_s=hold_s)
+        return found
+
+    async def measure(
+        self, topic: str, stretches: Sequence[Sequence[int]], *, max_bytes: int = 2**62
+    ) -> list[Measured]:
+        """For each (partition, start_offset, end_offset): up to which offset ``max_bytes`` reach, and how
+        many bytes that are as they are stored."""
+        found: list[Measured] = await self._call(
+            "measure", list[Measured], topic=topic, stretches=stretches, max_bytes=max_bytes
+        )
+        return found
+
+    async def places(self, topic: str, stretches: Sequence[Sequence[int]]) -> list[list[BatchPlace]]:
+        """For each (partition, start_offset, end_offset): where in the journal the batches lie that are not
+        sealed; nothing where they are too many to tell."""
+        found: list[list[BatchPlace]] = await self._call(
+            "places", list[list[BatchPlace]], topic=topic, stretches=stretches
+        )
+        return found
+
     # Keeping.
 
     async def seal(self) -> int:
         """Moves everything published so far into the lake now; the number of messages moved."""
         return int(await self._call("seal", int))
+
+    async def plan_rewrite(self, topic: str, *, hold_s: float = 0.0) -> RewritePlan:
+        """What a job that compacts or merges the segments of a topic goes by."""
+        found: RewritePlan = await self._call("plan_rewrite", RewritePlan, topic=topic, hold_s=hold_s)
+        return found
+
+    async def swap_segments(
+        self, topic: str, partition: int, remove: Sequence[str], drafts: Sequence[str], *, kind: str
+    ) -> Swap:
+        """Puts drafts, files that a job wrote beside the segments, in the place of neighbouring segments."""
+        found: Swap = await self._call(
+            "swap_segments", Swap, topic=topic, partition=partition, remove=remove, drafts=drafts, kind=kind
+        )
+        return found
 
     async def apply_retention(self) -> int:
         """Drops what the topics' policies no longer keep, now; the number of segments dropped."""
@@ -403,25 +547,3 @@ def _check_sequence(sequence: object) -> int | None:
     if sequence is not None and (type(sequence) is not int or not 0 <= sequence < 2**62):
         raise InvalidArgument(f"a sequence is a whole number from 0, not {sequence!r}")
     return sequence
-
-
-def to_arrow(table: Any) -> pa.Table | pa.RecordBatch:
-    """A table of whatever library as one of Arrow's."""
-    if isinstance(table, pa.Table | pa.RecordBatch):
-        return table
-    try:
-        if hasattr(table, "__arrow_c_stream__"):
-            return pa.table(table)
-        if hasattr(table, "to_arrow"):
-            found = table.to_arrow()
-            return found if isinstance(found, pa.Table | pa.RecordBatch) else pa.table(found)
-        if hasattr(table, "__dataframe__"):
-            from pyarrow import interchange
-
-            return interchange.from_dataframe(table)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidArgument(f"the table cannot be read: {error}") from error
-    raise InvalidArgument(
-        f"publish_table takes an Arrow, pandas or polars table, not {type(table).__name__}",
-        hint="Convert with pyarrow.Table.from_pandas or polars' to_arrow().",
-    )

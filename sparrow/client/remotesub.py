@@ -24,6 +24,7 @@ from sparrow.model.consumer import Consumer, Target, check_number
 from sparrow.model.errors import InvalidArgument, PreconditionFailed
 from sparrow.model.group import Committed, GroupInfo, MemberInfo
 from sparrow.model.message import Delivered
+from sparrow.model.push import PushState
 from sparrow.model.subscription import Guarantee, Subscription, SubscriptionPolicy
 from sparrow.wire import heads
 
@@ -261,6 +262,23 @@ class RemoteSubscription(Consumer):
     def dead_letters(self) -> RemoteDeadLetters:
         """What this subscription could not deliver."""
         return RemoteDeadLetters(self.name, self._session)
+
+    # Webhooks.
+
+    async def push_state(self) -> PushState:
+        """How pushing goes: active, open (the receiver fails) or disabled, and why; rates, the last error."""
+        found: PushState = await self._call("push_state", PushState)
+        return found
+
+    async def push_secrets(self) -> list[str]:
+        """The new secret that webhooks are signed with, once: right after the subscription was made."""
+        found: list[str] = await self._call("push_secrets", list[str])
+        return found
+
+    async def rotate_secret(self, *, overlap_s: float = 86_400.0, secret: str | None = None) -> str:
+        """A new secret, made by the broker unless one is given. The one before stays in force for
+        ``overlap_s``; until then webhooks are signed with both."""
+        return str(await self._call("rotate_secret", str, overlap_s=overlap_s, secret=secret))
 
     # Its own life.
 

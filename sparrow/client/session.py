@@ -126,6 +126,7 @@ class Session:
         if not self.is_closed and self.present is None and self._connecting is None:
             loop = asyncio.get_running_loop()
             self._connecting = loop.create_task(self._connect(self.options.reconnect_s))
+            self._connecting.add_done_callback(look_at)
 
     async def _connect(self, patience_s: float) -> Connection:
         until_s = time.monotonic() + patience_s
@@ -234,3 +235,9 @@ class Session:
 
 def _closed() -> BrokerClosed:
     return BrokerClosed("the broker is closed", hint="Connect again.")
+
+
+def look_at(task: asyncio.Task[Any]) -> None:
+    """Those who wait for the task are told of its failure; when nobody does, that is no fault."""
+    if not task.cancelled():
+        task.exception()

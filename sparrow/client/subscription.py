@@ -11,6 +11,7 @@ from sparrow.client.loop import LoopThread
 from sparrow.kernel.lag import LagReport
 from sparrow.model.group import Assigned, Committed, GroupInfo, MemberInfo
 from sparrow.model.message import Delivered
+from sparrow.model.push import PushState
 from sparrow.model.subscription import SubscriptionPolicy
 
 
@@ -179,6 +180,21 @@ class BlockingSubscription:
     def dead_letters(self) -> BlockingDeadLetters:
         """What this subscription could not deliver."""
         return BlockingDeadLetters(self._target.dead_letters, self._thread)
+
+    def push_state(self) -> PushState:
+        """How pushing goes: active, open (the receiver fails) or disabled, and why; rates, the last error."""
+        found: PushState = self._thread.run(self._target.push_state())
+        return found
+
+    def push_secrets(self) -> list[str]:
+        """The new secret that webhooks are signed with, once: right after the subscription was made."""
+        found: list[str] = self._thread.run(self._target.push_secrets())
+        return found
+
+    def rotate_secret(self, *, overlap_s: float = 86_400.0, secret: str | None = None) -> str:
+        """A new secret, made by the broker unless one is given. The one before stays in force for
+        ``overlap_s``; until then webhooks are signed with both."""
+        return str(self._thread.run(self._target.rotate_secret(overlap_s=overlap_s, secret=secret)))
 
     def update(self, **policy: Any) -> None:
         """Changes options. Leases end; what is not acked is judged by the new filter."""

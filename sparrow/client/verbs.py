@@ -19,17 +19,21 @@ REPEATABLE = frozenset(
     [
         "topic", "topics", "update_topic", "subscribe", "subscription", "subscriptions", "next_sequence",
         "snapshots", "trace", "bounds", "offset_at", "apply_retention", "health", "state", "recovery",
-        "set_publisher_limits", "set_token_limits", "flow", "lag", "topic_lag",
+        "set_publisher_limits", "set_token_limits", "flow", "lag", "topic_lag", "tokens", "audit_log",
+        "extents", "segments", "measure", "places", "plan_rewrite",
+        "apply_pipeline", "pipelines", "pipeline", "start_pipeline", "stop_pipeline", "pipeline_log",
+        "hold_pipeline", "tell_pipelines", "release_pipeline", "begin_pipeline",
+        "commit_staged", "abort_staged", "stages", "committed_batch",
         "subscription.seek", "subscription.commit", "subscription.lag", "subscription.lag_report",
         "subscription.consumer_lag", "subscription.sample_share", "subscription.in_flight",
         "subscription.members", "subscription.group", "subscription.committed", "subscription.update",
-        "subscription.pause", "subscription.resume",
+        "subscription.pause", "subscription.resume", "subscription.push_state",
         "dead_letters.list", "dead_letters.get", "dead_letters.replays", "dead_letters.wait",
         "dead_letters.statistics",
     ]
 )  # fmt: skip
 """Doing these twice is doing them once, so they are sent again when the answer was lost."""
-_PATIENT = frozenset({"dead_letters.wait", "seal"})
+_PATIENT = frozenset({"dead_letters.wait", "seal", "commit_staged", "swap_segments"})
 _FOR_EVER_S = 10 * 366 * 86_400.0
 
 

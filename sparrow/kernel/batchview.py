@@ -11,7 +11,8 @@ something that is no object, or is JSON null, is null. A missing priority is the
 
 Attributes are looked up in the flattened keys and items of the map column, without a loop over
 messages. A repeated key counts with its last value, as in the dict that a consumer sees. Payloads
-are parsed once per view; that loop, and one per field named, are the only ones over messages.
+are parsed once per view, and only when a filter names one of their fields (see payloads.py); that loop,
+and one per field named, are the only ones over messages.
 
 Whole numbers of up to 64 bits stay whole numbers: ids above 2**53 must not be rounded into each
 other. Anything larger is compared as a double.
@@ -21,17 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import FrozenBitMap
 
+from sparrow.kernel.payloads import Payloads
+
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
-_MALFORMED = object()
-_decode = msgspec.json.Decoder().decode
 # The generated wrappers of pyarrow.compute cost as much again as the call: 6 against 4 us for 1,000 rows.
 _equal = pc.get_function("equal").call
 _nonzero = pc.get_function("indices_nonzero").call
@@ -51,12 +52,17 @@ class _Entries(NamedTuple):
 class BatchView:
     """The columns of one batch, extracted when first asked for."""
 
-    __slots__ = ("_batch", "_cache", "rows")
+    __slots__ = ("_batch", "_cache", "_names", "rows")
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
         self._cache: dict[object, Any] = {}
+        self._names: frozenset[str] = frozenset()
         self.rows: int = batch.num_rows
+
+    def expect(self, names: frozenset[str]) -> None:
+        """Only these fields of payloads, by their outermost name, are going to be asked for."""
+        self._names = names
 
     def attribute(self, key: str) -> Any:
         """The values of an attribute: a string array, null where the message lacks it."""
@@ -76,25 +82,23 @@ class BatchView:
 
     def is_json(self) -> Any:
         """True where the payload parses as JSON."""
-        return self._once(
-            "is_json", lambda: pa.array([d is not _MALFORMED for d in self._documents()], pa.bool_())
-        )
+        return self._once("is_json", lambda: pa.array(self._payloads().is_json(), pa.bool_()))
 
     def strings(self, path: tuple[str, ...]) -> Any:
         """The field's values that are strings, null elsewhere."""
-        return self._once(("strings", path), lambda: _only(str, self._values(path), pa.string()))
+        return self._once(("strings", path), lambda: self._only(str, path, pa.string()))
 
     def booleans(self, path: tuple[str, ...]) -> Any:
         """The field's values that are true or false, null elsewhere."""
-        return self._once(("booleans", path), lambda: _only(bool, self._values(path), pa.bool_()))
+        return self._once(("booleans", path), lambda: self._only(bool, path, pa.bool_()))
 
     def integers(self, path: tuple[str, ...]) -> Any:
         """The field's values that are whole numbers of 64 bits, null elsewhere."""
-        return self._once(("integers", path), lambda: _integers(self._values(path)))
+        return self._once(("integers", path), lambda: self._integers(path))
 
     def floats(self, path: tuple[str, ...]) -> Any:
         """The field's values that are other numbers, null elsewhere."""
-        return self._once(("floats", path), lambda: _floats(self._values(path)))
+        return self._once(("floats", path), lambda: self._floats(path))
 
     def is_null(self, path: tuple[str, ...]) -> Any:
         """True where the field is missing or null; of malformed payloads too."""
@@ -145,19 +149,48 @@ class BatchView:
         code_of = {name: code for code, name in enumerate(names)}
         return _Entries(encoded.indices, code_of, items.cast(pa.string()), rows)
 
-    def _documents(self) -> list[Any]:
-        found: list[Any] = self._once("documents", self._parse)
+    def _payloads(self) -> Payloads:
+        found: Payloads = self._once("payloads", lambda: Payloads(self._data(), self._names))
         return found
 
-    def _parse(self) -> list[Any]:
+    def _data(self) -> Any:
         index = self._batch.schema.get_field_index("data")
-        if index < 0:
-            return [_MALFORMED] * self.rows
-        return [_document(data) for data in self._batch.column(index).to_pylist()]
+        return pa.nulls(self.rows, pa.binary()) if index < 0 else self._batch.column(index)
 
     def _values(self, path: tuple[str, ...]) -> list[Any]:
-        found: list[Any] = self._once(("values", path), lambda: [_field(d, path) for d in self._documents()])
+        found: list[Any] = self._once(("values", path), lambda: self._payloads().values(path))
         return found
+
+    def _kinds(self, path: tuple[str, ...]) -> set[type]:
+        """The types that occur in a field: usually one, and then its values are a column as they are."""
+        found: set[type] = self._once(("kinds", path), lambda: {*map(type, self._values(path))} - {NoneType})
+        return found
+
+    def _only(self, kind: type, path: tuple[str, ...], arrow_kind: Any) -> Any:
+        kinds, values = self._kinds(path), self._values(path)
+        if kind not in kinds:
+            return self._nulls(arrow_kind)
+        if len(kinds) > 1:
+            values = [value if type(value) is kind else None for value in values]
+        return pa.array(values, arrow_kind)
+
+    def _integers(self, path: tuple[str, ...]) -> Any:
+        try:
+            return self._only(int, path, pa.int64())
+        except (OverflowError, pa.ArrowInvalid):
+            values = self._values(path)
+            return pa.array([value if _is_integer(value) else None for value in values], pa.int64())
+
+    def _floats(self, path: tuple[str, ...]) -> Any:
+        kinds = self._kinds(path)
+        if int not in kinds:
+            return self._only(float, path, pa.float64())
+        if float not in kinds and self.integers(path).null_count == self._values(path).count(None):
+            return self._nulls(pa.float64())
+        return pa.array([_float(value) for value in self._values(path)], pa.float64())
+
+    def _nulls(self, kind: Any) -> Any:
+        return self._once(("nulls", str(kind)), lambda: pa.nulls(self.rows, kind))
 
 
 def positions(mask: Any) -> FrozenBitMap:
@@ -168,41 +201,14 @@ def positions(mask: Any) -> FrozenBitMap:
     return FrozenBitMap(_nonzero([mask]).to_pylist() if count else ())
 
 
-def _document(data: bytes | str | None) -> Any:
-    if data is None:
-        return _MALFORMED
-    try:
-        return _decode(data)
-    except (ValueError, RecursionError):
-        return _MALFORMED
-
-
-def _field(document: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        if type(document) is not dict:
-            return None
-        document = document.get(name)
-    return document
-
-
-def _only(kind: type, values: list[Any], arrow_kind: Any) -> Any:
-    return pa.array([v if type(v) is kind else None for v in values], arrow_kind)
-
-
-def _integers(values: list[Any]) -> Any:
-    return pa.array(
-        [v if type(v) is int and INT64_MIN <= v <= INT64_MAX else None for v in values], pa.int64()
-    )
-
-
-def _floats(values: list[Any]) -> Any:
-    return pa.array([_float(v) for v in values], pa.float64())
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and INT64_MIN <= value <= INT64_MAX
 
 
 def _float(value: Any) -> float | None:
     if type(value) is float:
         return value
-    if type(value) is not int or INT64_MIN <= value <= INT64_MAX:
+    if type(value) is not int or _is_integer(value):
         return None
     try:
         return float(value)

@@ -27,6 +27,7 @@ from sparrow.kernel.cursor import Cursor
 from sparrow.kernel.exchange import (
     DeadLetterDue,
     HandOver,
+    Held,
     Lag,
     Outcome,
     Refusal,
@@ -474,6 +475,15 @@ class Delivery(Intake):
             _lag(track, log_ends[stream])
             for stream, track in self._ledger.tracks.items()
             if stream in log_ends
+        ]
+
+    def held(self) -> list[Held]:
+        """What consumers hold; to be read, not to be changed."""
+        leases = [] if self._pool is None else self._pool.leases.by_number.values()
+        return [
+            Held(lease.stream, lease.consumer, part.offsets, lease.taken_at_us, part.deadline_us)
+            for lease in leases
+            for part in lease.parts
         ]
 
     def trace(self, message_id: MessageId, log_end_offset: int, *, is_selected: bool = True) -> Trace:

@@ -141,6 +141,16 @@ class DeadLetterDue(NamedTuple):
     failure: Failure
 
 
+class Held(NamedTuple):
+    """Messages of one stream that a consumer holds until the same deadline."""
+
+    stream: StreamId
+    consumer: str
+    offsets: BitMap64
+    taken_at_us: int
+    deadline_us: int
+
+
 class Lag(NamedTuple):
     """How far a subscription is behind in one stream."""
 

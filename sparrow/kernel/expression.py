@@ -106,6 +106,11 @@ class Expression(ABC):
     def evaluate(self, view: BatchView) -> Any:
         """One boolean a row, none of them null."""
 
+    @property
+    def data_names(self) -> frozenset[str]:
+        """The outermost names of the payload's fields that it looks at."""
+        return frozenset()
+
     def __repr__(self) -> str:
         return self.text
 
@@ -118,6 +123,11 @@ class Condition(Expression):
     def __init__(self, text: str) -> None:
         self.text = text
         self.height = 1
+
+    @property
+    def data_names(self) -> frozenset[str]:
+        field = getattr(self, "field", None)
+        return frozenset(field.path[:1]) if isinstance(field, Data) else frozenset()
 
 
 class Comparison(Condition):
@@ -210,11 +220,12 @@ class Bound:
 class DataNumber(Comparison):
     """A number of the payload compares so with a literal."""
 
-    __slots__ = ("_float_bound", "_integer_bound", "field")
+    __slots__ = ("_float_bound", "_integer_bound", "field", "value")
 
     def __init__(self, field: Data, sign: str, value: Number) -> None:
         super().__init__(field.text, sign, repr(value))
         self.field = field
+        self.value = value
         self._integer_bound = integer_bound(sign, value)
         self._float_bound = float_bound(sign, value)
 
@@ -258,6 +269,60 @@ class DataIs(Comparison):
         return _and_not([_is_valid([view.booleans(self.field.path)]), mask])
 
 
+class OneOf(Comparison):
+    """A column equals one of several literals, each once, in the order of their texts."""
+
+    __slots__ = ("_floats", "_integers", "_others", "_strings", "field", "values")
+
+    def __init__(self, field: Field, equalities: Iterable[Comparison]) -> None:
+        by_text = {equality.text: equality for equality in equalities}
+        parts = [by_text[text] for text in sorted(by_text)]
+        left = f"{field.text} = "
+        literals = ", ".join(part.text.removeprefix(left) for part in parts)
+        super().__init__(field.text, "IN", f"({literals})")
+        self.differs_text = f"{field.text} NOT IN ({literals})"
+        self.field = field
+        self.values = tuple(part for part in parts if isinstance(part, Equals))
+        """The equalities with strings, which can be indexed."""
+        numbers = [part.value for part in parts if isinstance(part, DataNumber)]
+        self._others = [part for part in parts if not isinstance(part, Equals | DataNumber)]
+        self._strings = _set([part.value for part in self.values], pa.string())
+        self._integers = _set([int(v) for v in numbers if v == int(v) and _fits(v)], pa.int64())
+        doubles = [float(v) for v in numbers if float(v) == v]
+        self._floats = _set(doubles + [-0.0] * (0.0 in doubles), pa.float64())
+
+    @property
+    def is_indexable(self) -> bool:
+        """Whether it holds exactly where one of ``values`` does."""
+        return not (self._others or self._integers or self._floats)
+
+    def evaluate(self, view: BatchView) -> Any:
+        masks = [part.evaluate(view) for part in self._others]
+        if self._strings is not None:
+            masks.append(pc.call_function("is_in", [self.field.strings(view)], self._strings))
+        if self._integers is not None or self._floats is not None:
+            assert isinstance(self.field, Data)
+            path = self.field.path
+            if self._integers is not None:
+                masks.append(pc.call_function("is_in", [view.integers(path)], self._integers))
+            if self._floats is not None and view.floats(path).null_count < view.rows:
+                masks.append(pc.call_function("is_in", [view.floats(path)], self._floats))
+        if not masks:
+            return pa.repeat(_FALSE, view.rows)
+        mask = masks[0]
+        for other in masks[1:]:
+            mask = _or([mask, other])
+        return mask
+
+
+def _set(values: list[Any], kind: Any) -> Any:
+    return pc.SetLookupOptions(value_set=pa.array(values, kind)) if values else None
+
+
+def _fits(value: Number) -> bool:
+    return INT64_MIN <= value <= INT64_MAX
+
+
 class DataDiffers(Condition):
     """The payload is JSON and an equality on one of its fields does not hold."""
 
@@ -266,6 +331,10 @@ class DataDiffers(Condition):
     def __init__(self, equality: Comparison) -> None:
         super().__init__(equality.differs_text)
         self.equality = equality
+
+    @property
+    def data_names(self) -> frozenset[str]:
+        return self.equality.data_names
 
     def evaluate(self, view: BatchView) -> Any:
         return _and_not([view.is_json(), self.equality.evaluate(view)])
@@ -280,6 +349,10 @@ class Not(Expression):
         self.inner = inner
         self.height = inner.height + 1
         self.text = _negated(inner)
+
+    @property
+    def data_names(self) -> frozenset[str]:
+        return self.inner.data_names
 
     def evaluate(self, view: BatchView) -> Any:
         return _invert([self.inner.evaluate(view)])
@@ -296,6 +369,10 @@ class Join(Expression):
         self.parts = parts
         self.height = max(part.height for part in parts) + 1
         self.text = f" {self.word} ".join(map(_inside, parts))
+
+    @property
+    def data_names(self) -> frozenset[str]:
+        return frozenset().union(*(part.data_names for part in self.parts))
 
 
 class And(Join):
@@ -383,7 +460,7 @@ def _no_null(mask: Any) -> Any:
 
 def _negated(inner: Expression) -> str:
     # Of a payload's field, "differs" says more than "not equal": that there is JSON at all.
-    if isinstance(inner, Equals) and not isinstance(inner.field, Data):
+    if isinstance(inner, Equals | OneOf) and not isinstance(inner.field, Data):
         return inner.differs_text
     if isinstance(inner, Priority) and inner.sign == "=":
         return inner.differs_text

@@ -189,6 +189,31 @@ class OffsetsForgotten(Fact, frozen=True, array_like=True, tag=15):
     at_us: int
 
 
+class ApplicationFact(Fact, frozen=True, array_like=True):
+    """What became true of an application that commits staged batches; it is of no subscription, so of 0."""
+
+    application: str
+    batch: int
+
+
+class BatchCommitted(ApplicationFact, frozen=True, array_like=True, tag=16):
+    """Its entries are published from here on, whatever happens."""
+
+    stages: tuple[int, ...]
+    """Numbers of the stage files, in order; none when the entries are in the same chain."""
+    entries: int
+    messages: int
+    at_us: int
+    forget_at_us: int
+    """When its application need not be known any more, if nothing newer is committed."""
+
+
+class BatchPublished(ApplicationFact, frozen=True, array_like=True, tag=17):
+    """The first ``entries`` of a committed batch are in the log, up to the chain of this fact."""
+
+    entries: int
+
+
 AnyFact = (
     MessagesAcked
     | AttemptsFailed
@@ -205,10 +230,12 @@ AnyFact = (
     | GroupAdvanced
     | OffsetCommitted
     | OffsetsForgotten
+    | BatchCommitted
+    | BatchPublished
 )
 
 
-TAG_NEWEST = 15
+TAG_NEWEST = 17
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyFact])
 

@@ -6,6 +6,7 @@ The language, upper-case words and strings in double quotes::
     attributes:env                   hasAttribute("env")
     hasPrefix(attributes.env, "pr")  attributes.env: "pr"
     data.order.amount > 100          data.country = "de"          data.paid = true
+    data.country IN ("de", "fr")     attributes.env NOT IN ("test", "dev")
     key = "o-1"                      hasPrefix(key, "o-")         priority >= 5
     AND   OR   NOT (or -)   ( )      NOT binds tightest, then AND, then OR
 
@@ -20,7 +21,9 @@ Decisions:
   condition is true: the logic has two values.
 - In a JSON payload a missing field is null: ``data.x = null`` holds, ``data.x != null`` means that
   there is something. A value of another type differs: ``"5"`` is not 5, and is neither above nor
-  below it. Numbers compare by value, 5 as 5.0, exactly up to 64 bits.
+  below it. Numbers compare by value, 5 as 5.0, exactly up to 64 bits; one too large for a double is
+  infinite.
+- ``IN`` is an OR of equalities, ``NOT IN`` an AND of their ``!=``.
 - Strings compare by code point and with case. A missing priority is 0.
 
 ``parse_filter`` compiles the text once and brings it to canonical form (flattened, sorted, without
@@ -33,7 +36,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from sparrow.kernel.batchview import INT64_MAX, INT64_MIN, BatchView, positions
@@ -50,6 +53,7 @@ from sparrow.kernel.expression import (
     HasAttribute,
     MessageKey,
     Number,
+    OneOf,
     Prefix,
     Priority,
     StringOrder,
@@ -78,19 +82,25 @@ _CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "null": None
 _CONDITION = 'a condition such as attributes.k = "v", data.k > 1, key = "v" or priority >= 5'
 
 Literal = str | int | float | bool | None
+T = TypeVar("T")
 
 
 class Filter:
     """A compiled filter; made by ``parse_filter`` alone, one object a canonical form."""
 
-    __slots__ = ("__weakref__", "expression")
+    __slots__ = ("__weakref__", "data_names", "expression")
 
     def __init__(self, expression: Expression) -> None:
         self.expression = expression
+        self.data_names = expression.data_names
+        """The fields of payloads that must be parsed for it, by their outermost name."""
 
     def mask(self, batch: Any) -> Any:
         """One boolean a row of the record batch, or of the BatchView that several filters share."""
-        view = batch if isinstance(batch, BatchView) else BatchView(batch)
+        if isinstance(batch, BatchView):
+            return self.expression.evaluate(batch)
+        view = BatchView(batch)
+        view.expect(self.data_names)
         return self.expression.evaluate(view)
 
     def __str__(self) -> str:
@@ -260,7 +270,11 @@ class _Parser:
         self._expect("attributes.k, data.k or key")
 
     def _string_condition(self, field: Field) -> Expression:
-        sign = self._sign("=", "!=", ":")
+        sign = self._sign("=", "!=", ":", "IN")
+        if sign in ("IN", "NOT IN"):
+            literals = self._list(lambda: self._string("a string in double quotes"))
+            found = _one_of(field, [Equals(field, literal) for literal in literals])
+            return found if sign == "IN" else negation(found)
         value = self._string("a string in double quotes")
         if sign == ":":
             return _prefix(field, value)
@@ -268,17 +282,20 @@ class _Parser:
         return equality if sign == "=" else negation(equality)
 
     def _priority(self) -> Expression:
-        sign = self._sign("=", "!=", "<", "<=", ">", ">=")
-        self._skip()
-        number = self._number()
-        if number is None:
-            self._expect("a number")
+        sign = self._sign("=", "!=", "<", "<=", ">", ">=", "IN")
+        if sign in ("IN", "NOT IN"):
+            found = disjunction(Priority("=", number) for number in self._list(self._whole))
+            return found if sign == "IN" else negation(found)
+        number = self._whole()
         if sign == "!=":
             return negation(Priority("=", number))
         return Priority(sign, number)
 
     def _data_condition(self, field: Data) -> Expression:
-        sign = self._sign("=", "!=", "<", "<=", ">", ">=", ":")
+        sign = self._sign("=", "!=", "<", "<=", ">", ">=", ":", "IN")
+        if sign in ("IN", "NOT IN"):
+            among = _one_of(field, [_data_equality(field, each) for each in self._list(self._literal)])
+            return among if sign == "IN" else DataDiffers(among)
         if sign == ":":
             return _prefix(field, self._string("a string in double quotes"))
         self._skip()
@@ -296,9 +313,28 @@ class _Parser:
 
     # Pieces.
 
+    def _list(self, parse: Callable[[], T]) -> list[T]:
+        """Literals in parentheses, separated by commas."""
+        self._need("(", "( and literals")
+        found = [self._listed(parse)]
+        while self._take(","):
+            found.append(self._listed(parse))
+        self._need(")", ", or )")
+        return found
+
+    def _listed(self, parse: Callable[[], T]) -> T:
+        self._skip()
+        return parse()
+
     def _sign(self, *allowed: str) -> str:
         self._skip()
         start = self._at
+        if self._take_word("IN"):
+            return "IN"
+        if self._take_word("NOT"):
+            if not self._take_word("IN"):
+                self._expect("IN")
+            return "NOT IN"
         sign = self._match(_SIGN)
         if sign not in allowed:
             self._at = start
@@ -318,6 +354,13 @@ class _Parser:
             self._at = start
             self._expect("a number, a string in double quotes, true, false or null")
         return _CONSTANTS[word]
+
+    def _whole(self) -> Number:
+        self._skip()
+        number = self._number()
+        if number is None:
+            self._expect("a number")
+        return number
 
     def _number(self) -> Number | None:
         start = self._at
@@ -425,6 +468,11 @@ def _prefix(field: Field, prefix: str) -> Expression:
     if not prefix and isinstance(field, Attribute):
         return HasAttribute(field.key)
     return Prefix(field, prefix)
+
+
+def _one_of(field: Field, equalities: list[Comparison] | list[Equals]) -> Comparison:
+    found = OneOf(field, equalities)
+    return equalities[0] if len({equality.text for equality in equalities}) == 1 else found
 
 
 def _data_equality(field: Data, literal: Literal) -> Comparison:

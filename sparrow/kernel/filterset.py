@@ -3,8 +3,8 @@
 A batch must not cost by the number of subscriptions. So:
 
 - Equal filters are one object (see filter.py) and are evaluated once, however many hold them.
-- A filter that can only hold where some string equals a literal (``attributes.k = "v"``, alone, as
-  a part of an AND, or in every branch of an OR) lies in an index: field, value, filters. A batch is
+- A filter that can only hold where some string equals a literal (``attributes.k = "v"``, alone, in an
+  IN, as a part of an AND, or in every branch of an OR) lies in an index: field, value, filters. A batch is
   split once per indexed field into its distinct values, and each value is looked up. Filters whose
   values do not occur are never touched; what a batch costs is its distinct values and its answer.
 - What else such a filter asks, its *remainder*, is evaluated only when its value occurred, and once
@@ -26,6 +26,7 @@ A subscription without a filter has no business here and costs nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ import pyarrow.compute as pc
 from pyroaring import FrozenBitMap
 
 from sparrow.kernel.batchview import BatchView, positions
-from sparrow.kernel.expression import And, Attribute, Equals, Expression, Field, Not, Or, conjunction
+from sparrow.kernel.expression import And, Attribute, Equals, Expression, Field, Not, OneOf, Or, conjunction
 from sparrow.kernel.filter import Filter
 
 ANCHORS_MAX = 64
@@ -149,6 +150,8 @@ class FilterSet:
         self._opposites: dict[Filter, _Entry] = {}
         self._included = _EqualityIndex()
         self._excluded = _EqualityIndex()
+        self._data_names: Counter[str] = Counter()
+        """Fields of payloads that some filter looks at, and how many filters do."""
         self.version = 0
         """Changes whenever another filter is held; an answer is good for the version it was given at."""
 
@@ -164,6 +167,7 @@ class FilterSet:
         entry = self._entries.get(filter)
         if entry is None:
             entry = self._entries[filter] = self._place(filter)
+            self._data_names.update(filter.data_names)
             self.version += 1
         entry.holders += 1
         return filter
@@ -175,6 +179,7 @@ class FilterSet:
         if entry.holders:
             return
         del self._entries[filter]
+        self._data_names -= Counter(filter.data_names)
         if self._opposites.pop(filter, None) is not None:
             self._excluded.displace(entry)
         elif self._scanned.pop(filter, None) is None:
@@ -183,6 +188,7 @@ class FilterSet:
     def select(self, batch: Any) -> dict[Filter, FrozenBitMap]:
         """The rows that each filter lets pass; filters that let none pass are left out."""
         view = batch if isinstance(batch, BatchView) else BatchView(batch)
+        view.expect(frozenset(self._data_names))
         found: dict[Filter, FrozenBitMap] = {}
         if view.rows:
             self._select_included(view, found)
@@ -216,8 +222,8 @@ class FilterSet:
 
     def _place(self, filter: Filter) -> _Entry:
         expression = filter.expression
-        if isinstance(expression, Not) and isinstance(expression.inner, Equals):
-            entry = self._opposites[filter] = _Entry(filter, (expression.inner,), None)
+        if isinstance(expression, Not) and (excluded := _equalities(expression.inner)):
+            entry = self._opposites[filter] = _Entry(filter, excluded, None)
             self._excluded.place(entry)
             return entry
         anchors = self._anchors(expression)
@@ -230,8 +236,8 @@ class FilterSet:
 
     def _anchors(self, expression: Expression) -> tuple[Equals, ...]:
         """Equalities of which one must hold for the expression to hold; none when there are none."""
-        if isinstance(expression, Equals):
-            return (expression,)
+        if found := _equalities(expression):
+            return found
         if isinstance(expression, And):
             choices = [anchors for part in expression.parts if (anchors := self._anchors(part))]
             return min(choices, key=lambda anchors: sum(map(self._included.crowd, anchors)), default=())
@@ -240,6 +246,15 @@ class FilterSet:
             united = {anchor.text: anchor for branch in branches for anchor in branch}
             return tuple(united.values()) if all(branches) and len(united) <= ANCHORS_MAX else ()
         return ()
+
+
+def _equalities(expression: Expression) -> tuple[Equals, ...]:
+    """The equalities of which one holds exactly where the condition does; none when there are none."""
+    if isinstance(expression, Equals):
+        return (expression,)
+    if isinstance(expression, OneOf) and expression.is_indexable and len(expression.values) <= ANCHORS_MAX:
+        return expression.values
+    return ()
 
 
 def _remainder(expression: Expression, anchors: tuple[Equals, ...]) -> Expression | None:
@@ -254,7 +269,8 @@ def _remainder(expression: Expression, anchors: tuple[Equals, ...]) -> Expressio
 def _is_enough(expression: Expression, anchors: tuple[Equals, ...]) -> bool:
     """True when the expression holds exactly where one of the anchors does."""
     parts = expression.parts if isinstance(expression, Or) else (expression,)
-    return {part.text for part in parts} == {anchor.text for anchor in anchors}
+    texts = {each.text for part in parts for each in _equalities(part) or (part,)}
+    return texts == {anchor.text for anchor in anchors}
 
 
 def _remaining(remainder: Expression, view: BatchView, known: dict[str, FrozenBitMap]) -> FrozenBitMap:

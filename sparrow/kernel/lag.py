@@ -168,6 +168,11 @@ class LagMeter:
         return self._limits
 
     @property
+    def oldest_age_us(self) -> int:
+        """Of the last observation."""
+        return self._oldest_age_us
+
+    @property
     def level(self) -> LagLevel:
         """The worst level of all metrics."""
         return worst(gauge.level for gauge in self._gauges.values())

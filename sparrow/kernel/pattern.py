@@ -58,6 +58,16 @@ class Pattern(msgspec.Struct, frozen=True):
             return False
         return all(want in (ONE, level) for want, level in zip(self.levels, given, strict=False))
 
+    def covers(self, other: Pattern) -> bool:
+        """True when every topic that ``other`` matches is matched by this one."""
+        if other.has_rest and not self.has_rest:
+            return False
+        # A topic has at least one level, so # says the same as *.#.
+        given = other.levels or (ONE,)
+        if len(given) < len(self.levels) or (len(given) > len(self.levels) and not self.has_rest):
+            return False
+        return all(want in (ONE, level) for want, level in zip(self.levels, given, strict=False))
+
     def __str__(self) -> str:
         return self.text
 

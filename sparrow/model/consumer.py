@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sparrow.model.errors import InvalidAckId, InvalidArgument, PreconditionFailed
 from sparrow.model.group import GroupMode
 from sparrow.model.message import Delivered
-from sparrow.model.subscription import SubscriptionPolicy
+from sparrow.model.subscription import Delivery, SubscriptionPolicy
 
 PULL_MAX = 100_000
 Target = Iterable[Delivered | str] | Delivered
@@ -60,6 +60,16 @@ class Consumer(ABC):
             raise InvalidArgument(f"timeout_s must be a number of seconds from 0, not {timeout_s!r}")
         if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
             raise InvalidArgument(f"max_bytes must be a whole number from 1, not {max_bytes!r}")
+        if self.policy.push is not None:
+            raise PreconditionFailed(
+                f"{self.name!r} pushes its messages to a receiver; they cannot be pulled",
+                hint="Make another subscription to pull from, or end the pushing with update(push=None).",
+            )
+        if self.policy.delivery is Delivery.PIPELINE:
+            raise PreconditionFailed(
+                f"{self.name!r} is read by a Spark pipeline; its messages cannot be pulled",
+                hint="Make another subscription to pull from.",
+            )
         self._check_seat()
 
     def _check_seat(self) -> None:

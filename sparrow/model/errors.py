@@ -80,12 +80,66 @@ class InvalidSettings(InvalidArgument):
     default_hint = "Correct every line listed; `sparrow up --help` shows the settings."
 
 
+class InvalidOption(InvalidArgument):
+    """An option of the Spark source or sink is unknown, missing or wrong; ``option`` names it."""
+
+    code = "INVALID_OPTION"
+    default_hint = "Correct the option named here; docs/guides/spark.md lists them all."
+
+
+class InvalidPipeline(InvalidArgument):
+    """A pipeline is declared wrong; the message begins with the key."""
+
+    code = "INVALID_PIPELINE"
+    default_hint = "Correct the key named here; docs/guides/pipelines.md shows them all."
+
+
+class EndpointRefused(InvalidArgument):
+    """A webhook may not be sent to this URL or to the address that it leads to."""
+
+    code = "ENDPOINT_REFUSED"
+    status = 422
+    default_hint = "Use a public https address, or let the operator allow it in the settings push.*."
+
+
 class MessageTooLarge(InvalidArgument):
     """A message or a batch is over its limit."""
 
     code = "MESSAGE_TOO_LARGE"
     status = 413
     default_hint = "Split the batch, or store the payload elsewhere and publish a reference to it."
+
+
+class UnsupportedContentType(InvalidArgument):
+    """The body of a request is of a kind that the operation does not take."""
+
+    code = "UNSUPPORTED_CONTENT_TYPE"
+    status = 415
+    default_hint = "Send the body as JSON, with Content-Type: application/json."
+
+
+class MethodNotAllowed(InvalidArgument):
+    """What is there cannot be used in this way."""
+
+    code = "METHOD_NOT_ALLOWED"
+    status = 405
+    default_hint = "Use one of the methods that the Allow header names."
+
+
+class RequestTimeout(InvalidArgument):
+    """The request took too long to arrive."""
+
+    code = "REQUEST_TIMEOUT"
+    status = 408
+    default_hint = "Send the whole request without long pauses; nothing was changed."
+
+
+class HeadersTooLarge(InvalidArgument):
+    """The head of a request is over its limit."""
+
+    code = "HEADERS_TOO_LARGE"
+    status = 431
+    default_hint = "Send fewer or shorter headers, or put the values into the body."
 
 
 # Things that are not there, or are there already.
@@ -134,11 +188,32 @@ class ReplayNotFound(NotFound):
     default_hint = "List the replays of the subscription."
 
 
+class PipelineNotFound(NotFound):
+    """There is no pipeline of that name."""
+
+    code = "PIPELINE_NOT_FOUND"
+    default_hint = "Apply its declaration; `sparrow pipeline list` shows those that exist."
+
+
+class TokenNotFound(NotFound):
+    """No token has this id or name."""
+
+    code = "TOKEN_NOT_FOUND"
+    default_hint = "List the tokens; one is named by its id or its name, never by its secret."
+
+
 class MemberNotFound(NotFound):
     """The group has no such member: it never joined, left, or was taken for dead."""
 
     code = "MEMBER_NOT_FOUND"
     default_hint = "Join the group again; what the member held is delivered to others."
+
+
+class StageNotFound(NotFound):
+    """No part of this name is staged: it was committed, aborted, swept, or never written."""
+
+    code = "STAGE_NOT_FOUND"
+    default_hint = "Stage the part again under a new name, then commit; stages are kept for staging.keep_s."
 
 
 class AlreadyExists(SparrowError):
@@ -163,6 +238,21 @@ class SubscriptionExists(AlreadyExists):
     default_hint = "Pick another name, or update the subscription that exists."
 
 
+class TokenExists(AlreadyExists):
+    """A token of this name exists."""
+
+    code = "TOKEN_EXISTS"
+    default_hint = "Pick another name, or revoke the token that exists."
+
+
+class PipelineHeld(SparrowError):
+    """Another runner has the pipeline."""
+
+    code = "PIPELINE_HELD"
+    status = 409
+    default_hint = "Stop the pipeline, or the runner named here, and try again."
+
+
 class TopicInUse(SparrowError):
     """The topic has subscriptions or serves as a dead-letter topic."""
 
@@ -179,12 +269,45 @@ class PreconditionFailed(SparrowError):
     default_hint = "Read the present state and decide again."
 
 
+class SegmentsChanged(PreconditionFailed):
+    """Segments that a job wanted to replace are not in force any more."""
+
+    code = "SEGMENTS_CHANGED"
+    default_hint = "Nothing was changed. Retention or another job was faster: run the job again."
+
+
+class DraftRefused(PreconditionFailed):
+    """What a job wrote does not hold what the segments hold that it should replace."""
+
+    code = "DRAFT_REFUSED"
+    default_hint = "Nothing was changed, the segments stay in force. This is a fault of the job: report it."
+
+
 class OffsetOutOfRange(SparrowError):
     """The offset is below what retention kept or beyond the end of the log."""
 
     code = "OFFSET_OUT_OF_RANGE"
     status = 416
     default_hint = "Seek to 'earliest' or 'latest', or to an offset between the two named here."
+
+
+class DataLost(SparrowError):
+    """Messages that a reader has not read yet are gone: retention was faster, or their topic is."""
+
+    code = "DATA_LOST"
+    status = 410
+    default_hint = (
+        "Keep messages for longer, or let the query go on without them: option failOnDataLoss=false."
+    )
+
+
+class TopicRecreated(DataLost):
+    """The topic was deleted and made anew since the reader's position was saved."""
+
+    code = "TOPIC_RECREATED"
+    default_hint = (
+        "Start the query with a new checkpoint, or at the new topic's beginning: failOnDataLoss=false."
+    )
 
 
 # Leases and settling.
@@ -240,6 +363,14 @@ class SequenceTooOld(SparrowError):
     default_hint = "The message is stored; only its receipt is forgotten. Do not send it again."
 
 
+class StageIncomplete(SparrowError):
+    """A part does not hold what its writer staged: a call is missing, or was lost with the power."""
+
+    code = "STAGE_INCOMPLETE"
+    status = 409
+    default_hint = "Abort the part and stage it again under a new name; nothing of it was published."
+
+
 # Limits.
 
 
@@ -266,6 +397,13 @@ class Backlogged(ResourceExhausted):
     default_hint = "The disk is slower than the publishers: publish less at once and try again."
 
 
+class StagingFull(ResourceExhausted):
+    """As much is staged as may be."""
+
+    code = "STAGING_FULL"
+    default_hint = "Commit or abort what is staged, or raise staging.bytes_max."
+
+
 class PublishRejected(ResourceExhausted):
     """The consumers of the topic are too far behind; ``retry_after_s`` says when to come again."""
 
@@ -278,6 +416,22 @@ class RateLimited(ResourceExhausted):
 
     code = "RATE_LIMITED"
     default_hint = "Wait for retry_after_s and try again, or raise the rate named here."
+
+
+class LoadShed(ResourceExhausted):
+    """Memory or disk run short, and what matters least is refused until ``retry_after_s`` has passed."""
+
+    code = "LOAD_SHED"
+    status = 503
+    default_hint = "Wait for retry_after_s and try again; `GET /api/v1/health` says what runs short."
+
+
+class InMaintenance(ResourceExhausted):
+    """An operator has the broker in maintenance: it delivers, and takes no messages."""
+
+    code = "IN_MAINTENANCE"
+    status = 503
+    default_hint = "Wait for retry_after_s and try again, or end the maintenance."
 
 
 # Storage.
@@ -390,7 +544,23 @@ class Unauthenticated(SparrowError):
 
     code = "UNAUTHENTICATED"
     status = 401
-    default_hint = "Give the token: sparrow.connect(url, token=...)."
+    default_hint = "Give one: sparrow.connect(url, token=...), or the header Authorization: Bearer <token>."
+
+
+class PermissionDenied(SparrowError):
+    """The token is known, and does not allow this."""
+
+    code = "PERMISSION_DENIED"
+    status = 403
+    default_hint = "Ask for a token with the scope named here: `sparrow token create` makes one."
+
+
+class WebhookNotVerified(SparrowError):
+    """A request is not a webhook signed with a known secret, or it is too old."""
+
+    code = "WEBHOOK_NOT_VERIFIED"
+    status = 401
+    default_hint = "Answer 401 and do nothing else; check the secret and the clock if it should have passed."
 
 
 class TooManyConnections(ResourceExhausted):

@@ -3,7 +3,8 @@
 A topic name is a dotted path of levels, ``orders.us.created``: at most 255 characters of
 ``A-Z a-z 0-9 . _ ~ % + -``, no empty level. The allowed set is what fits a file name, a URL path and
 a Kafka topic (after escaping), so a name means the same on every surface. Wildcards are patterns,
-never names.
+never names. What begins with ``~sparrow.`` is the broker's own business: no wildcard matches it and no list
+shows it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from sparrow.model.errors import InvalidName
 
 NAME_LENGTH_MAX = 255
+INTERNAL_PREFIX = "~sparrow."
 _NAME = re.compile(r"[A-Za-z0-9_~%+-]+(?:\.[A-Za-z0-9_~%+-]+)*\Z")
 
 
@@ -29,6 +31,11 @@ def parse_subscription(name: object) -> str:
 def parse_producer(name: object) -> str:
     """The name itself when it is valid; producers follow the rules of topics."""
     return _parse(name, "producer")
+
+
+def is_internal(name: str) -> bool:
+    """Whether a name is of the broker's own business."""
+    return name.startswith(INTERNAL_PREFIX)
 
 
 def _parse(name: object, noun: str) -> str:

@@ -26,8 +26,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta
 
-from sparrow.model.errors import InvalidSettings
+from sparrow.model.access import AccessSettings
+from sparrow.model.errors import InvalidArgument, InvalidSettings
 from sparrow.model.limits import PARTITIONS_MAX, REQUEST_BYTES_MAX
+from sparrow.model.monitoring import MonitoringSettings
+from sparrow.model.pipeline import PipelineSettings
+from sparrow.model.push import NETWORKS_FORM, PORTS_FORM, PushSettings, parse_networks, parse_ports
+from sparrow.model.stage import StagingSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -43,6 +48,7 @@ _SERVICE_LINK = re.compile(r"SPARROW_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|
 _ADDRESS = {"form": "address"}
 _OPTIONAL_ADDRESS = {"form": "address or none"}
 _SECRET = {"form": "secret"}
+_LISTS: Mapping[str, Any] = {"networks": parse_networks, "ports": parse_ports}
 NONE = "none"
 """Stands for an address that nobody listens on."""
 
@@ -190,17 +196,20 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=0.0, le=3600.0, description="How long commands under way may take when the broker stops."),
     ] = 3.0
     tls_certificate: Annotated[
-        str, Meta(description="A PEM file with the certificate chain; with it connections use TLS.")
+        str, Meta(description="A PEM file with the certificate chain; with it every listener uses TLS.")
     ] = ""
     tls_key: Annotated[str, Meta(description="A PEM file with the key, unless the certificate's has it.")] = (
         ""
     )
+    tls_client_ca: Annotated[
+        str, Meta(description="A PEM file of authorities; with it clients need a certificate of one of them.")
+    ] = ""
     tokens: Annotated[
         str,
         Meta(
             extra=_SECRET,
-            description="Tokens that clients may come with, as name:secret, separated by commas; "
-            "empty wants none.",
+            description="Tokens that allow everything, as name:secret, separated by commas, beside those "
+            "that `sparrow token` makes; without any, none is wanted.",
         ),
     ] = ""
 
@@ -226,8 +235,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     journal: JournalSettings = JournalSettings()
     lake: LakeSettings = LakeSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
+    monitoring: MonitoringSettings = MonitoringSettings()
     dedupe: DedupeSettings = DedupeSettings()
+    staging: StagingSettings = StagingSettings()
     server: ServerSettings = ServerSettings()
+    access: AccessSettings = AccessSettings()
+    push: PushSettings = PushSettings()
+    pipelines: PipelineSettings = PipelineSettings()
 
 
 class Address(NamedTuple):
@@ -310,6 +324,11 @@ def flatten(settings: Settings) -> dict[str, Any]:
             owner = getattr(owner, name)
         values[path] = owner
     return values
+
+
+def masked(settings: Settings) -> dict[str, Any]:
+    """The values by key path, with what is secret and set left out of sight."""
+    return {path: "***" if value and is_secret(path) else value for path, value in flatten(settings).items()}
 
 
 def environment_name(path: str) -> str:
@@ -418,7 +437,7 @@ def _check_values(
     for item in given:
         try:
             value = _convert(item)
-        except (msgspec.ValidationError, InvalidSettings):
+        except (msgspec.ValidationError, InvalidArgument):
             allowed = _allowed(_FIELDS[item.path])
             shown = "wrong" if is_secret(item.path) else repr(item.value)
             problems.append(f"{item.source}: {item.path}: is {shown}; allowed: {allowed}")
@@ -436,6 +455,8 @@ def _convert(item: _Given) -> Any:
         parse_address(value)
     if form == _SECRET:
         parse_tokens(value)
+    if form is not None and form["form"] in _LISTS:
+        _LISTS[form["form"]](value)
     return value
 
 
@@ -447,41 +468,30 @@ def _build(values: Mapping[str, Any]) -> Settings:
     return msgspec.convert(nested, Settings)
 
 
+_AT_LEAST = (
+    ("journal.pending_bytes_max", "journal.group_bytes_max"),
+    ("server.total_bytes_max", "server.connection_bytes_max"),
+    ("push.breaker_wait_max_s", "push.breaker_wait_s"),
+)
+_AT_MOST = (("journal.sync_interval_s", "journal.rotate_after_s"),)
+
+
 def _broken_relations(settings: Settings, refused: set[str]) -> list[str]:
     """Problems between settings that are each fine; those with a refused part are not judged."""
-    journal, server = settings.journal, settings.server
-    found: list[tuple[set[str], str]] = []
-    if journal.pending_bytes_max < journal.group_bytes_max:
-        found.append(
-            (
-                {"journal.pending_bytes_max", "journal.group_bytes_max"},
-                f"settings: journal.pending_bytes_max: is {journal.pending_bytes_max}; "
-                f"allowed: at least journal.group_bytes_max, which is {journal.group_bytes_max}",
-            )
+    values, server = flatten(settings), settings.server
+    broken = [(*pair, "at least") for pair in _AT_LEAST if values[pair[0]] < values[pair[1]]]
+    broken += [(*pair, "at most") for pair in _AT_MOST if values[pair[0]] > values[pair[1]]]
+    found: list[tuple[set[str], str]] = [
+        (
+            {path, other},
+            f"settings: {path}: is {values[path]}; allowed: {bound} {other}, which is {values[other]}",
         )
-    if journal.sync_interval_s > journal.rotate_after_s:
-        found.append(
-            (
-                {"journal.sync_interval_s", "journal.rotate_after_s"},
-                f"settings: journal.sync_interval_s: is {journal.sync_interval_s}; "
-                f"allowed: at most journal.rotate_after_s, which is {journal.rotate_after_s}",
-            )
-        )
-    if server.total_bytes_max < server.connection_bytes_max:
-        found.append(
-            (
-                {"server.total_bytes_max", "server.connection_bytes_max"},
-                f"settings: server.total_bytes_max: is {server.total_bytes_max}; "
-                f"allowed: at least server.connection_bytes_max, which is {server.connection_bytes_max}",
-            )
-        )
-    if server.tls_key and not server.tls_certificate:
-        found.append(
-            (
-                {"server.tls_key", "server.tls_certificate"},
-                "settings: server.tls_key: is given without server.tls_certificate; allowed: both",
-            )
-        )
+        for path, other, bound in broken
+    ]
+    for name in ("tls_key", "tls_client_ca"):
+        if getattr(server, name) and not server.tls_certificate:
+            what = f"settings: server.{name}: is given without server.tls_certificate; allowed: both"
+            found.append(({f"server.{name}", "server.tls_certificate"}, what))
     found += _shared_addresses(settings)
     return [problem for paths, problem in found if not paths & refused]
 
@@ -541,6 +551,7 @@ def _allowed(annotation: Any) -> str:
     if kind in (int, float):
         return f"a {'whole ' if kind is int else ''}number from {meta.ge} to {meta.le}"
     forms = {"address": _ADDRESS_FORM, "address or none": f"{_ADDRESS_FORM}, or none", "secret": _TOKEN_FORM}
+    forms |= {"networks": NETWORKS_FORM, "ports": PORTS_FORM}
     plain = "text that is not empty" if meta.min_length else "text"
     return forms.get((meta.extra or {}).get("form", ""), plain)
 

@@ -24,6 +24,7 @@ from sparrow.model.errors import InvalidArgument
 from sparrow.model.flow import LagLimits, SamplePolicy, parse_lag_limits, parse_sample_policy
 from sparrow.model.group import GroupMode, GroupPolicy, parse_group_policy
 from sparrow.model.names import parse_subscription, parse_topic
+from sparrow.model.push import PushPolicy, parse_push_policy
 
 MAX_ATTEMPTS_DEFAULT = 5
 """Hand-overs before a message is dead-lettered, when there is a dead-letter topic (queue.md C18)."""
@@ -60,6 +61,15 @@ class Expired(enum.StrEnum):
 
     DROP = "drop"
     DEAD_LETTER = "dead_letter"
+
+
+class Delivery(enum.StrEnum):
+    """Who gets the messages."""
+
+    CONSUMERS = "consumers"
+    """Programs that pull, members of a group, or the receiver of webhooks."""
+    PIPELINE = "pipeline"
+    """A Spark query, which reads the log by offsets and commits them here; nothing can be pulled."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,6 +119,10 @@ class SubscriptionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """How its members share it; of no concern while nobody joins."""
     lag: LagLimits | None = None
     """When its lag is worth a warning and when it is critical; ``None`` is the defaults."""
+    push: PushPolicy | None = None
+    """Where the broker sends its messages by itself; ``None`` is nowhere, they are pulled."""
+    delivery: Delivery = Delivery.CONSUMERS
+    """Who gets the messages."""
 
     @property
     def attempts_max(self) -> int | None:
@@ -129,7 +143,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
 
 
-_Part = TypeVar("_Part", SamplePolicy, LagLimits, GroupPolicy)
+_Part = TypeVar("_Part", SamplePolicy, LagLimits, GroupPolicy, PushPolicy)
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "ack_deadline_s": (0, 600),
@@ -151,6 +165,7 @@ _CHOICES: dict[str, type[enum.StrEnum]] = {
     "ordering": Ordering,
     "guarantee": Guarantee,
     "expired": Expired,
+    "delivery": Delivery,
 }
 _WHOLE = {
     "key_window",
@@ -166,7 +181,7 @@ _WHOLE = {
 def parse_policy(options: dict[str, Any], base: SubscriptionPolicy | None = None) -> SubscriptionPolicy:
     """The policy that ``options`` describe, on top of ``base``; refuses unknown names and bad values.
 
-    ``retry``, ``sample``, ``lag`` and ``group`` may be given in part; what they leave out is ``base``'s.
+    ``retry``, ``sample``, ``lag``, ``group`` and ``push`` may be given in part; the rest is ``base``'s.
     """
     _refuse_unknown(options, SubscriptionPolicy, "subscription option")
     base = base or SubscriptionPolicy()
@@ -174,6 +189,7 @@ def parse_policy(options: dict[str, Any], base: SubscriptionPolicy | None = None
     sample = _part(options, "sample", SamplePolicy, parse_sample_policy, base.sample)
     lag = _part(options, "lag", LagLimits, parse_lag_limits, base.lag)
     group = _part(options, "group", GroupPolicy, parse_group_policy, base.group) or GroupPolicy()
+    push = _part(options, "push", PushPolicy, parse_push_policy, base.push)
     retry = options.get("retry", {})
     if isinstance(retry, RetryPolicy):
         retry = msgspec.to_builtins(retry)
@@ -184,7 +200,7 @@ def parse_policy(options: dict[str, Any], base: SubscriptionPolicy | None = None
     _check_values(retry, _RETRY_BOUNDS, "retry.")
     merged |= {**options, "retry": {**merged["retry"], **retry}}
     merged |= {"sample": msgspec.to_builtins(sample), "lag": msgspec.to_builtins(lag)}
-    merged["group"] = msgspec.to_builtins(group)
+    merged |= {"group": msgspec.to_builtins(group), "push": msgspec.to_builtins(push)}
     try:
         policy = msgspec.convert(merged, SubscriptionPolicy)
     except msgspec.ValidationError as error:
@@ -259,6 +275,10 @@ def _check_together(policy: SubscriptionPolicy) -> None:
             f"a partitioned group cannot keep the {policy.ordering.value} order, which spans partitions",
             hint="Use ordering='key' or 'none', or a shared group.",
         )
+    if policy.push is not None:
+        _check_push(policy)
+    if policy.delivery is Delivery.PIPELINE and (policy.push or policy.group.mode is GroupMode.PARTITIONED):
+        raise InvalidArgument("delivery='pipeline' goes with neither push nor a partitioned group")
     if policy.key_window > 1 and policy.ordering is Ordering.NONE:
         raise InvalidArgument(f"key_window {policy.key_window} needs an ordering")
     if len(policy.filter) > FILTER_LENGTH_MAX:
@@ -266,7 +286,21 @@ def _check_together(policy: SubscriptionPolicy) -> None:
         raise InvalidArgument(f"filter has {length} characters; {FILTER_LENGTH_MAX} are allowed")
 
 
+def _check_push(policy: SubscriptionPolicy) -> None:
+    """A receiver of webhooks gets them side by side, answers each, and is no member of a group."""
+    if policy.guarantee is Guarantee.AT_MOST_ONCE:
+        raise InvalidArgument(
+            "push cannot be at_most_once: a webhook that fails is sent again",
+            hint="Use at_least_once; receivers know repeats by their webhook-id.",
+        )
+    if policy.group.mode is GroupMode.PARTITIONED:
+        raise InvalidArgument("push cannot go with a partitioned group: it has no members")
+    if policy.key_window > 1:
+        raise InvalidArgument(f"push needs a key_window of 1, not {policy.key_window}")
+
+
 __all__ = [
+    "Delivery",
     "Expired",
     "Guarantee",
     "Ordering",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from sparrow.model.flow import FlowPolicy, parse_flow_policy
 from sparrow.model.limits import PARTITIONS_MAX
 from sparrow.model.message import StreamId
 from sparrow.model.names import parse_topic
+
+_KEY_FIELD = re.compile(r"(?=.{1,255}\Z)[^.\s]+(?:\.[^.\s]+)*\Z")
 
 
 class Durability(enum.StrEnum):
@@ -35,6 +38,14 @@ class Codec(enum.StrEnum):
     ZSTD = "zstd"
 
 
+class Compaction(enum.StrEnum):
+    """Whether older messages of a key may go when a newer one has come."""
+
+    NONE = "none"
+    KEY = "key"
+    """The newest message of each key is kept; one with a key and without data marks the key as deleted."""
+
+
 class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a topic is written and how long it is kept. ``None`` means no limit."""
 
@@ -52,6 +63,15 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long a repeated idempotency key returns the first receipt."""
     flow: FlowPolicy = FlowPolicy()
     """What happens when publishers are faster than consumers; nothing by default."""
+    key_field: str | None = None
+    """A field of JSON data, as in ``customer.id``: its value is the key of what is published over HTTP
+    without one. Other surfaces give keys themselves."""
+    compaction: Compaction = Compaction.NONE
+    """With ``key``, ``sparrow compact`` keeps the newest message of each key."""
+    tombstone_delay_s: float = 86400.0
+    """How long a message that deletes a key (a key, no data) can still be read before compaction takes it."""
+    compaction_dirty_ratio: float = 0.5
+    """The share of the sealed bytes that must be new before compaction is worth its work."""
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,8 +134,28 @@ def _check_positive(policy: TopicPolicy) -> None:
         value = getattr(policy, name)
         if value is not None and not 0 < value < math.inf:
             raise InvalidArgument(f"{name} must be positive, or None for no limit, not {value!r}")
+    if policy.key_field is not None and not _KEY_FIELD.match(policy.key_field):
+        raise InvalidArgument(
+            f"key_field must be a field or a dotted path of fields, at most 255 characters, not "
+            f"{policy.key_field!r}"
+        )
+    if not 0 <= policy.tombstone_delay_s < math.inf:
+        raise InvalidArgument(f"tombstone_delay_s must not be negative, not {policy.tombstone_delay_s!r}")
+    if not 0 <= policy.compaction_dirty_ratio <= 1:
+        raise InvalidArgument(
+            f"compaction_dirty_ratio must be from 0 to 1, not {policy.compaction_dirty_ratio!r}"
+        )
     if not 0 <= policy.dedupe_window_s < math.inf:
         raise InvalidArgument(f"dedupe_window_s must not be negative, not {policy.dedupe_window_s!r}")
 
 
-__all__ = ["Codec", "Durability", "Topic", "TopicPolicy", "parse_partitions", "parse_policy", "parse_topic"]
+__all__ = [
+    "Codec",
+    "Compaction",
+    "Durability",
+    "Topic",
+    "TopicPolicy",
+    "parse_partitions",
+    "parse_policy",
+    "parse_topic",
+]

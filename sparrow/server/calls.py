@@ -18,30 +18,44 @@ from sparrow.broker.broker import Broker
 from sparrow.broker.producer import Producer
 from sparrow.broker.subscription import BrokerSubscription
 from sparrow.model.errors import InvalidArgument
+from sparrow.model.flow import Sender
 from sparrow.model.message import Message, from_us
+from sparrow.model.stage import Stage
+from sparrow.store.batch import Body
 from sparrow.wire.heads import Fetch, Fetched
 
 BROKER_VERBS = frozenset(
     [
         "create_topic", "topic", "topics", "update_topic", "delete_topic",
         "subscribe", "subscription", "subscriptions",
-        "producer", "next_sequence",
+        "producer", "next_sequence", "commit_staged", "abort_staged", "stages", "committed_batch",
         "snapshots", "delete_snapshot", "trace", "bounds", "offset_at", "seal", "apply_retention",
+        "extents", "segments", "measure", "places", "plan_rewrite", "swap_segments",
         "health", "state", "recovery",
         "set_publisher_limits", "set_token_limits", "flow", "lag", "topic_lag",
+        "create_token", "tokens", "revoke_token", "audit_log",
+        "apply_pipeline", "pipelines", "pipeline", "start_pipeline", "stop_pipeline", "seek_pipeline",
+        "delete_pipeline", "pipeline_log", "hold_pipeline", "begin_pipeline", "tell_pipelines",
+        "release_pipeline",
     ]
 )  # fmt: skip
 SUBSCRIPTION_VERBS = frozenset(
     [
         "seek", "snapshot", "commit", "lag", "lag_report", "consumer_lag", "sample_share", "in_flight",
         "members", "group", "rebalance", "committed", "update", "pause", "resume", "unsubscribe",
+        "push_state", "push_secrets", "rotate_secret",
     ]
 )  # fmt: skip
 DEAD_LETTER_VERBS = frozenset(
     ["list", "get", "replay", "replays", "wait", "abort", "purge", "statistics"]
 )  # fmt: skip
 
-_MOMENTS = {"subscribe": "start", "subscription.seek": "target", "offset_at": "moment"}
+_MOMENTS = {
+    "subscribe": "start",
+    "subscription.seek": "target",
+    "seek_pipeline": "target",
+    "offset_at": "moment",
+}
 """Arguments that may be points in time."""
 _MESSAGE_FIELDS = (
     "topic", "topic_id", "partition", "offset", "data", "key", "attributes", "publish_time_us", "priority",
@@ -51,8 +65,8 @@ FETCH_BYTES_MAX = 8 * 1024 * 1024
 FETCH_WAIT_S_MAX = 60.0
 
 
-async def call(broker: Broker, verb: str, arguments: dict[str, Any]) -> Any:
-    """Does what a verb says; the result is fit for MessagePack."""
+async def perform(broker: Broker, verb: str, arguments: dict[str, Any]) -> Any:
+    """Does what a verb says; ``to_wire`` makes the result fit for MessagePack."""
     target, name, rest = await _find(broker, verb, dict(arguments))
     moment = _MOMENTS.get(verb)
     if moment in rest:
@@ -65,7 +79,7 @@ async def call(broker: Broker, verb: str, arguments: dict[str, Any]) -> Any:
         raise InvalidArgument(f"{verb} takes no arguments beside the subscription")
     if inspect.isawaitable(found):
         found = await found
-    return to_wire(found)
+    return found
 
 
 async def _find(broker: Broker, verb: str, arguments: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]:
@@ -133,6 +147,39 @@ def _unusual(value: Any) -> Any:
 # Raw batches.
 
 
+class StageCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of ``stage``; the batch is the body of the frame."""
+
+    transaction: str
+    part: str
+    topic: str
+    record_count: int
+    columns: int
+    codec: int
+    crc: int
+    position: int | None = None
+    partition: int = -1
+    partitions: int = 0
+
+
+async def stage(broker: Broker, arguments: dict[str, Any], body: memoryview, sender: Sender) -> Stage:
+    """Adds a batch as the journal stores it to a part."""
+    try:
+        given = msgspec.convert(arguments, StageCall)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"stage: {error}") from error
+    return await broker.stage_encoded(
+        given.transaction,
+        given.part,
+        given.topic,
+        Body(pa.py_buffer(body), given.crc, given.record_count, given.columns, given.codec),
+        position=given.position,
+        partition=given.partition,
+        partitions=given.partitions,
+        sender=sender,
+    )
+
+
 async def fetch(broker: Broker, head: Fetch) -> tuple[Fetched, list[pa.Buffer]]:
     """Batches of a partition from an offset on; at its end waits for more."""
     topic = await broker.topic(head.topic)
@@ -153,7 +200,7 @@ async def fetch(broker: Broker, head: Fetch) -> tuple[Fetched, list[pa.Buffer]]:
     streams: list[pa.Buffer] = []
     size = 0
     for batch in found:
-        for stream, rows in _streams(batch):
+        for stream, rows in _streams(batch, head.columns):
             if streams and size + stream.size > FETCH_BYTES_MAX:
                 break
             offsets = rows.column("offset")
@@ -167,12 +214,14 @@ async def fetch(broker: Broker, head: Fetch) -> tuple[Fetched, list[pa.Buffer]]:
     return Fetched(topic.id, bounds.start_offset, bounds.end_offset, batches), streams
 
 
-def _streams(batch: pa.RecordBatch) -> Any:
+def _streams(batch: pa.RecordBatch, columns: list[str]) -> Any:
     """A batch as IPC streams, each small enough for a frame."""
+    if columns:
+        batch = batch.select([name for name in batch.schema.names if name in columns or name == "offset"])
     if batch.nbytes > FETCH_BYTES_MAX and batch.num_rows > 1:
         half = batch.num_rows // 2
-        yield from _streams(batch.slice(0, half))
-        yield from _streams(batch.slice(half))
+        yield from _streams(batch.slice(0, half), [])
+        yield from _streams(batch.slice(half), [])
         return
     held = [n for n in batch.schema.names if batch.column(n).null_count < batch.num_rows or n == "data"]
     rows = batch.select(held)

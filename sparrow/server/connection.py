@@ -27,7 +27,6 @@ from sparrow.model.errors import (
     ProtocolError,
     ResourceExhausted,
     SparrowError,
-    SubscriptionNotFound,
     Unauthenticated,
     VersionUnsupported,
 )
@@ -35,6 +34,7 @@ from sparrow.model.flow import ANYONE, Sender, parse_sender
 from sparrow.server import calls, coreframes
 from sparrow.server.consumers import Consumers
 from sparrow.server.coreframes import CoreFrames
+from sparrow.server.gate import Gate
 from sparrow.server.house import House
 from sparrow.server.line import Line
 from sparrow.server.notices import Notices
@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader()
         self.session = secrets.token_hex(8)
         self.peer = ""
-        self.heard_at_s = house.clock.monotonic_s()
+        self.made_at_s = self.heard_at_s = house.clock.monotonic_s()
         self._beat_at_s = 0.0
         self._sender: Sender = ANYONE
         self._has_greeted = False
@@ -105,8 +105,9 @@ class Connection(asyncio.BufferedProtocol):
         self._fetching = asyncio.Lock()
         self._known_topics: set[str] = set()
         self._first_publishes: dict[str, asyncio.Future[None]] = {}
-        self.consumers = Consumers(self._broker, self)
-        self.core = CoreFrames(self._broker, self, house.clock, self.session)
+        self._gate = Gate(self._broker)
+        self.consumers = Consumers(self._broker, self, self._gate)
+        self.core = CoreFrames(self._broker, self, house.clock, self.session, self._gate)
         self._line = Line(self.send, self._spawn_in_line)
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._handlers: dict[int, Handler] = {
@@ -178,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         is_graceful = self._has_said_goodbye or self._is_draining
         self.consumers.let_go(is_graceful=is_graceful)
         for handle in self.core.let_go(is_graceful=is_graceful):
-            self._house.see_through(_unsubscribe(handle))
+            self._house.see_through(coreframes.unsubscribe(handle))
         for task, (kind, _) in list(self._tasks.items()):
             if kind not in _SEEN_THROUGH:
                 task.cancel()
@@ -310,8 +311,7 @@ class Connection(asyncio.BufferedProtocol):
             self._begin(frame, partial(handler, head, body))
 
     def _check_core(self, frame: Frame) -> None:
-        if self._house.tokens and not self._has_greeted:
-            raise Unauthenticated("the broker wants a token", hint="Say HELLO with a token first.")
+        self._gate.check_alive()
         if self._is_draining and frame.type not in _WHILE_DRAINING:
             raise BrokerClosed("the broker is about to stop", hint="Connect again in a moment.")
 
@@ -443,7 +443,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             if VERSION not in head.versions:
                 raise VersionUnsupported("no version is spoken by both ends", versions=[VERSION])
-            token = self._house.token_name(head.token)
+            token = self._gate.enter(head.token)
             self._sender = parse_sender(head.publisher or None, head.priority_class, token)
         except SparrowError as error:
             _log.warning("client-refused", error.message, peer=self.peer, client=head.client[:100])
@@ -463,13 +463,16 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     async def _call(self, head: heads.Call, body: memoryview) -> Reply:
-        return heads.Result(await calls.call(self._broker, head.verb, head.arguments))
+        if head.verb == "stage":
+            return heads.Result(await self._gate.stage(head.arguments, body, self._sender))
+        return heads.Result(await self._gate.call(head.verb, head.arguments))
 
     def notices(self) -> Notices | None:
         """Whom to tell what nobody asked for; none before HELLO and after the end."""
         return self._notices if self._has_greeted and not self._is_lost else None
 
     async def _publish_batch(self, head: heads.PublishBatch, body: memoryview) -> Reply:
+        self._gate.check_publish(head.topic)
         self._notices.published(head.topic)
         producer = (head.producer_id, head.producer_epoch) if head.producer_id else None
         found = await self._broker.publish_encoded(
@@ -518,6 +521,7 @@ class Connection(asyncio.BufferedProtocol):
         return heads.Result()
 
     async def _fetch(self, head: heads.Fetch, body: memoryview) -> Reply:
+        self._gate.check_read(head.topic)
         # One at a time, and only while the client reads: each may be as large as a frame.
         async with self._fetching:
             await self.writable()
@@ -575,6 +579,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         if silent_s > _BEAT_S:
             self._reader.relax()
+        if self._has_greeted and not self._gate.is_alive:
+            self.refuse(Unauthenticated("the token is no longer good, or one is wanted now"))
+            return
         self.consumers.look()
         self.core.forget()
 
@@ -588,13 +595,3 @@ def _encode(reply: Reply, number: int | None) -> list[Any]:
         head, body = reply
         return heads.encode(head, number, *body)
     return heads.encode(reply, number)
-
-
-async def _unsubscribe(handle: Any) -> None:
-    """Deletes a subscription whose connection has ended."""
-    try:
-        await handle.unsubscribe()
-    except (SubscriptionNotFound, BrokerClosed):
-        return
-    except SparrowError as error:
-        _log.warning("subscription-left-over", error.message, subscription=handle.name)

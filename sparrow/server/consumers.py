@@ -33,6 +33,7 @@ from sparrow.model.errors import (
     StaleGeneration,
     SubscriptionNotFound,
 )
+from sparrow.server.gate import Gate
 from sparrow.wire import heads
 from sparrow.wire.heads import (
     ACK,
@@ -332,8 +333,9 @@ class Member(Consumer):
 class Consumers:
     """All consumers of one connection, by their number."""
 
-    def __init__(self, broker: Broker, outlet: Outlet) -> None:
+    def __init__(self, broker: Broker, outlet: Outlet, gate: Gate) -> None:
         self._broker = broker
+        self._gate = gate
         self._outlet = outlet
         self._by_number: dict[int, Consumer] = {}
         self._members: list[Member] = []
@@ -354,12 +356,14 @@ class Consumers:
         return found
 
     async def consume(self, head: Consume) -> dict[str, Any]:
+        await self._gate.check_subscription(head.subscription)
         handle = await self._broker.subscription(head.subscription)
         consumer = Consumer(self._next(), handle, self._outlet)
         self._keep(consumer, head.credit_messages, head.credit_bytes)
         return {"consumer": consumer.number}
 
     async def join(self, head: JoinGroup) -> dict[str, Any]:
+        await self._gate.check_subscription(head.subscription)
         number = self._next()
         handle = await self._broker.subscription(head.subscription)
         seat = await handle.join(

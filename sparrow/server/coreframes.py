@@ -22,6 +22,7 @@ from sparrow.model.errors import InvalidArgument, SparrowError
 from sparrow.model.flow import Sender
 from sparrow.model.message import Delivered
 from sparrow.server.consumers import Outlet
+from sparrow.server.gate import Gate
 from sparrow.wire import core
 from sparrow.wire.core import KEY_HEADER, NackAction, Status
 from sparrow.wire.frame import Frame, FrameType, pack
@@ -47,6 +48,7 @@ _STATUS: tuple[tuple[type[SparrowError], Status], ...] = (
     (errors.StaleAckId, Status.EXHAUSTED),
     (errors.ResourceExhausted, Status.EXHAUSTED),
     (errors.Unauthenticated, Status.UNAUTHORIZED),
+    (errors.PermissionDenied, Status.UNAUTHORIZED),
     (errors.StorageError, Status.UNAVAILABLE),
     (errors.BrokerClosed, Status.UNAVAILABLE),
 )
@@ -159,8 +161,9 @@ class CoreSubscription:
 class CoreFrames:
     """The core commands of one connection."""
 
-    def __init__(self, broker: Broker, outlet: Outlet, clock: Clock, session: str) -> None:
+    def __init__(self, broker: Broker, outlet: Outlet, clock: Clock, session: str, gate: Gate) -> None:
         self._broker = broker
+        self._gate = gate
         self._outlet = outlet
         self._clock = clock
         self._session = session
@@ -193,6 +196,7 @@ class CoreFrames:
         headers = dict(frame.headers)
         key = headers.pop(KEY_HEADER, None)
         try:
+            self._gate.check_publish(frame.topic)
             receipt = await self._broker.publish(
                 frame.topic,
                 frame.data,
@@ -215,6 +219,7 @@ class CoreFrames:
                 raise InvalidArgument("max in flight is at least 1")
             if len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
                 raise errors.ResourceExhausted(f"a connection may have {SUBSCRIPTIONS_MAX} subscriptions")
+            self._gate.check_subscribe(frame.pattern)
             handle = await self._open(frame)
         except errors.InvalidName:
             return core.subscribe_response(Status.EXHAUSTED)
@@ -306,6 +311,16 @@ class CoreFrames:
         self._subscriptions.clear()
         self._is_over = True
         return temporary
+
+
+async def unsubscribe(handle: BrokerSubscription) -> None:
+    """Deletes a subscription whose connection has ended."""
+    try:
+        await handle.unsubscribe()
+    except (errors.SubscriptionNotFound, errors.BrokerClosed):
+        return
+    except SparrowError as error:
+        _log.warning("subscription-left-over", error.message, subscription=handle.name)
 
 
 def is_core(kind: int) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from importlib import metadata
 
 import msgspec
-from litestar import Response, Router, get
 
 from sparrow.broker.clock import Clock
 from sparrow.model.health import Check, Health, HealthSource, Status
+from sparrow.server.api.operation import described
+from sparrow.server.api.routing import Answer, Request, Route, get
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recommendations: tuple[str, ...] = ()
 
 
-def routes(source: HealthSource, clock: Clock) -> Router:
+def routes(source: HealthSource, clock: Clock) -> list[Route]:
     """The probes of one broker; its uptime counts from this call."""
     started_at_s = clock.monotonic_s()
     version = metadata.version("sparrow-broker")
@@ -42,20 +43,25 @@ def routes(source: HealthSource, clock: Clock) -> Router:
             recommendations=health.recommendations,
         )
 
-    @get("/live", sync_to_thread=False)
-    def live() -> Report:
-        """Say that the process answers."""
-        return report(Health(Status.HEALTHY))
+    @get("/health/live", opt=described("Say that the process answers", tag="health", answers={200: Report}))
+    def live(request: Request) -> Answer:
+        return Answer(msgspec.json.encode(report(Health(Status.HEALTHY))), 200)
 
-    @get("/ready", sync_to_thread=False)
-    def ready() -> Response[Report]:
-        """Say whether work should be sent here, and why not."""
+    @get(
+        "/health/ready",
+        opt=described(
+            "Say whether work should be sent here, and why not",
+            tag="health",
+            answers={200: Report, 503: Report},
+        ),
+    )
+    def ready(request: Request) -> Answer:
         health = source.health()
         if health.is_ready:
-            return Response(report(health))
-        return Response(report(health, reason=_reason(health)), status_code=503)
+            return Answer(msgspec.json.encode(report(health)), 200)
+        return Answer(msgspec.json.encode(report(health, reason=_reason(health))), 503)
 
-    return Router(path="/health", route_handlers=[live, ready])
+    return [live, ready]
 
 
 def _reason(health: Health) -> str:

@@ -1,14 +1,12 @@
-"""What all connections of a server share: the broker, the tokens, and one bound on the memory they hold."""
+"""What all connections of a server share: the broker, and one bound on the memory they hold."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 from typing import Any, Protocol
 
 from sparrow.broker.broker import Broker
 from sparrow.broker.clock import Clock
-from sparrow.model.errors import Unauthenticated
 from sparrow.model.flow import FlowReport
 from sparrow.model.settings import ServerSettings, parse_tokens
 from sparrow.server.notices import Notices
@@ -19,6 +17,11 @@ _BURDEN_BYTES_MIN = 512 * 1024
 
 class Tenant(Protocol):
     """A connection as far as the house knows it."""
+
+    session: str
+    peer: str
+    made_at_s: float
+    heard_at_s: float
 
     @property
     def burden_bytes(self) -> int:
@@ -45,7 +48,7 @@ class House:
         self.broker = broker
         self.settings = settings
         self.clock = clock
-        self.tokens = parse_tokens(settings.tokens)
+        broker.access.add_bootstrap(parse_tokens(settings.tokens))
         self.connections: set[Tenant] = set()
         self.held_bytes = 0
         """Of commands that are not answered, frames half received and answers that are not read."""
@@ -105,16 +108,6 @@ class House:
             if before:
                 for notices in self._notices():
                     notices.tell_health(status)
-
-    def token_name(self, secret: str) -> str | None:
-        """The name of a token; refuses one that is none."""
-        if not self.tokens:
-            return None
-        raw = secret.encode()
-        for known, name in self.tokens.items():
-            if hmac.compare_digest(known.encode(), raw):
-                return name
-        raise Unauthenticated("the broker wants a token, and this is none")
 
     def see_through(self, work: Any) -> None:
         """Work that nobody waits for and that must not be lost."""

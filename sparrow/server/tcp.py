@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 
 from sparrow.broker import logs
 from sparrow.broker.broker import Broker
 from sparrow.broker.clock import Clock
-from sparrow.model.errors import InvalidSettings, TooManyConnections
+from sparrow.model.connection import ConnectionInfo
+from sparrow.model.errors import LoadShed, SparrowError, TooManyConnections
 from sparrow.model.settings import Address, ServerSettings
 from sparrow.server import coreframes
 from sparrow.server.connection import Connection
 from sparrow.server.house import House, Tenant
+from sparrow.server.tls import tls_context
 
 BACKLOG = 4096
 """Connections that the kernel holds until they are accepted."""
@@ -59,6 +60,7 @@ class TcpServer:
         loop = asyncio.get_running_loop()
         server._server = await loop.create_server(server._welcome, sock=bound, ssl=context, backlog=BACKLOG)
         broker.flow_listeners.append(server._house.tell_flow)
+        broker.telemetry.doors.append(server)
         server._look()
         return server
 
@@ -72,7 +74,23 @@ class TcpServer:
         """Memory that connections hold for commands under way and answers that are not read."""
         return self._house.held_bytes
 
+    @property
+    def listener(self) -> str:
+        return "tcp"
+
+    @property
+    def connections_max(self) -> int:
+        return self._house.settings.connections_max
+
+    def describe(self) -> list[ConnectionInfo]:
+        """The connections, the oldest first."""
+        now_s = self._house.clock.monotonic_s()
+        found = sorted(self._house.connections, key=lambda connection: connection.made_at_s)
+        return [_info(connection, now_s) for connection in found]
+
     def _welcome(self) -> asyncio.BufferedProtocol:
+        if not self._house.broker.steward.takes_connections:
+            return _Turned(self._house, LoadShed("memory is nearly used up; nobody new is let in"))
         if len(self._house.connections) >= self._house.settings.connections_max:
             return _Turned(self._house)
         return Connection(self._house)
@@ -98,6 +116,7 @@ class TcpServer:
             return
         server.close()
         self._house.broker.flow_listeners.remove(self._house.tell_flow)
+        self._house.broker.telemetry.doors.remove(self)
         if self._looking is not None:
             self._looking.cancel()
         self._unlooked.clear()
@@ -119,24 +138,25 @@ class TcpServer:
 class _Turned(Connection):
     """A connection that is one too many: told so, and closed."""
 
+    def __init__(self, house: House, why: SparrowError | None = None) -> None:
+        super().__init__(house)
+        most = house.settings.connections_max
+        self._why = why or TooManyConnections(f"the broker serves {most} connections already")
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        most = self._house.settings.connections_max
         self._house.forget(self)
-        _log.warning("connection-refused", f"{most} connections are open", peer=self.peer)
-        self.refuse(TooManyConnections(f"the broker serves {most} connections already"))
+        _log.warning("connection-refused", self._why.message, peer=self.peer)
+        self.refuse(self._why)
 
 
-def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """What connections are encrypted with; none when no certificate is set."""
-    if not settings.tls_certificate:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidSettings(
-            f"server.tls_certificate or server.tls_key cannot be used: {error}",
-            hint="Give PEM files of a certificate chain and of its key.",
-        ) from error
-    return context
+def _info(connection: Tenant, now_s: float) -> ConnectionInfo:
+    return ConnectionInfo(
+        listener="tcp",
+        id=connection.session,
+        address=connection.peer,
+        age_s=round(now_s - connection.made_at_s, 3),
+        silent_s=round(now_s - connection.heard_at_s, 3),
+        protocol="sparrow/1" if connection.notices() is not None else "mque/1",
+        held_bytes=connection.burden_bytes,
+    )

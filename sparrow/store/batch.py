@@ -9,7 +9,7 @@ Nothing here looks at single messages except when it builds columns from Python 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -158,12 +158,21 @@ def from_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
 
 def cut(table: pa.Table) -> list[pa.RecordBatch]:
     """A table in publish form as batches of a good size."""
-    found: list[pa.RecordBatch] = []
-    for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_MESSAGES_MAX):
-        count = -(-batch.nbytes // BATCH_BYTES_MAX)
-        step = -(-batch.num_rows // max(1, count))
-        found.extend(batch.slice(start, step) for start in range(0, batch.num_rows, step))
-    return found
+    whole = table.combine_chunks().to_batches(max_chunksize=BATCH_MESSAGES_MAX)
+    return [piece for batch in whole for piece in _cut_evenly(batch)]
+
+
+def _cut_evenly(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Pieces of equal rows; where the large messages stand together, pieces are cut again."""
+    count = -(-batch.nbytes // BATCH_BYTES_MAX)
+    step = -(-batch.num_rows // max(1, count))
+    for start in range(0, batch.num_rows, max(1, step)):
+        piece = batch.slice(start, step)
+        is_large = piece.nbytes > BATCH_BYTES_MAX * 5 // 4
+        if is_large and 1 < piece.num_rows < batch.num_rows:
+            yield from _cut_evenly(piece)
+        else:
+            yield piece
 
 
 def encode(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Body:

@@ -195,6 +195,7 @@ class Catalog:
         stream_ends: Mapping[StreamId, int],
         cursors: Sequence[CursorCheckpoint] = (),
         producers: Sequence[ProducerState] = (),
+        documents: Sequence[Document] = (),
     ) -> None:
         """Enters what came of a journal file, which may go once this returns."""
         with self._session.transaction() as change:
@@ -209,6 +210,7 @@ class Catalog:
             change.insert(SEGMENTS, [to_row(segment) for segment in segments])
             change.put(STREAMS, [_raised(streams[stream], end) for stream, end in ends.items()])
             self.checkpoint(cursors, producers)
+            change.put(DOCUMENTS, [to_row(document) for document in documents])
             change.seal(journal_file)
 
     def drop_segments(self, keys: Sequence[SegmentKey], start_offsets: Mapping[StreamId, int]) -> None:

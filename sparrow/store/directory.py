@@ -26,7 +26,7 @@ from sparrow.store.disk import Disk
 FORMAT = 1
 DELETED = "#deleted"
 """Ends the name of a topic's directory while it is being removed; no topic can be called so."""
-_OURS = {"sparrow.json", "sparrow.json.tmp", "lock", "journal", "topics", "catalog.db", "lost+found"}
+_OURS = {"sparrow.json", "sparrow.json.tmp", "lock", "journal", "stage", "topics", "catalog.db", "lost+found"}
 
 
 class _Marker(msgspec.Struct):

@@ -52,6 +52,7 @@ from sparrow.store.entry import (
 from sparrow.store.hot import HotStream, HotWindow
 from sparrow.store.journalfile import JournalFile
 from sparrow.store.ports import Appended, BatchDraft, Commit, Draft, FactsDraft, OnCommit
+from sparrow.store.synctimes import SyncTimes
 
 _WAITING_BYTES_MAX = 1024 * 1024 * 1024  # beyond pending_bytes_max; a runaway publisher must not fill memory
 _HOLD_S = 30.0
@@ -107,8 +108,7 @@ class Journal:
         on_new_file: Callable[[int], None],
     ) -> None:
         self.files: dict[int, JournalFile] = {}
-        self.syncs = 0
-        self.sync_seconds = 0.0
+        self.sync_times = SyncTimes()
         self._disk = disk
         self._directory = directory
         self._hot = hot
@@ -157,6 +157,10 @@ class Journal:
     @property
     def pending_bytes(self) -> int:
         return self._pending_bytes
+
+    @property
+    def syncs(self) -> int:
+        return self.sync_times.count
 
     def finished(self) -> list[JournalFile]:
         """Files that will not be written again, oldest first."""
@@ -516,8 +520,7 @@ class Journal:
         if wants_sync:
             start = perf_counter()
             file.sync()
-            self.sync_seconds += perf_counter() - start
-            self.syncs += 1
+            self.sync_times.add(perf_counter() - start)
 
     def _complete(self, group: list[Chain]) -> None:
         """Makes the group readable and tells everybody, in log order."""

@@ -23,6 +23,7 @@ from sparrow.model.message import StreamId
 from sparrow.store.batch import TABLE_SCHEMA
 from sparrow.store.catalog_tables import RowGroup, Segment, pack_groups
 from sparrow.store.disk import Disk
+from sparrow.store.segmentname import SegmentName, parse_name
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch
 FORMAT = b"1"
@@ -38,10 +39,6 @@ def _parquet() -> Any:
     return pyarrow.parquet
 
 
-def file_name(first_offset: int) -> str:
-    return f"{first_offset:020d}.parquet"
-
-
 def write_segment(
     disk: Disk,
     directory: Path,
@@ -51,22 +48,50 @@ def write_segment(
     *,
     compression: str,
     row_group_bytes: int,
+    span: tuple[int, int] | None = None,
+    name: str | None = None,
 ) -> Segment:
     """Writes the batches (table form, offsets ascending) as one segment whose name and bytes are durable."""
-    writer = _SegmentWriter(directory, topic, stream, compression)
+    temporary = directory / f"{stream.topic_id}-{stream.partition}.parquet.tmp"
+    write_draft(
+        disk,
+        temporary,
+        topic,
+        stream,
+        batches,
+        compression=compression,
+        row_group_bytes=row_group_bytes,
+        span=span,
+    )
+    segment = describe(temporary, stream, name)
+    disk.rename(temporary, directory / segment.file_name)
+    return segment
+
+
+def write_draft(
+    disk: Disk,
+    path: Path,
+    topic: str,
+    stream: StreamId,
+    batches: Iterable[Rows],
+    *,
+    compression: str,
+    row_group_bytes: int,
+    span: tuple[int, int] | None = None,
+) -> None:
+    """Writes the batches as a segment under a name that is not its own yet; its bytes are durable. ``span``
+    are the offsets that it stands for, where those of its first and last message do not say."""
+    writer = _SegmentWriter(path, topic, stream, compression, span)
     hastened = 0
     try:
         for group in _row_groups(batches, row_group_bytes):
             writer.add(group)
-            hastened = disk.hasten(writer.path, hastened)
-        temporary = writer.finish()
+            hastened = disk.hasten(path, hastened)
+        writer.finish()
     except BaseException:
         writer.abandon()
         raise
-    disk.sync_file(temporary)
-    segment = describe(temporary, stream)
-    disk.rename(temporary, directory / file_name(segment.first_offset))
-    return segment
+    disk.sync_file(path)
 
 
 def _row_groups(tables: Iterable[Rows], size: int) -> Iterator[pa.Table]:
@@ -94,8 +119,11 @@ def _pieces(table: pa.Table, size: int) -> Iterator[pa.Table]:
 
 
 class _SegmentWriter:
-    def __init__(self, directory: Path, topic: str, stream: StreamId, compression: str) -> None:
-        self.path = directory / f"{stream.topic_id}-{stream.partition}.parquet.tmp"
+    def __init__(
+        self, path: Path, topic: str, stream: StreamId, compression: str, span: tuple[int, int] | None
+    ) -> None:
+        self._path = path
+        self._span = span
         self._first_offset: int | None = None
         self._names = {
             "sparrow.format": FORMAT,
@@ -105,7 +133,7 @@ class _SegmentWriter:
         }
         self._end_offset = 0
         self._writer: Any = _parquet().ParquetWriter(
-            self.path,
+            path,
             TABLE_SCHEMA,
             compression=compression,
             compression_level=1 if compression == "zstd" else None,
@@ -122,21 +150,23 @@ class _SegmentWriter:
         self._end_offset = group["offset"][-1].as_py() + 1
         self._writer.write_table(group, row_group_size=group.num_rows)
 
-    def finish(self) -> Path:
+    def finish(self) -> None:
         assert self._first_offset is not None, "a segment holds at least one message"
-        self._names["sparrow.first_offset"] = str(self._first_offset)
-        self._names["sparrow.end_offset"] = str(self._end_offset)
+        first, end = self._span or (self._first_offset, self._end_offset)
+        assert first <= self._first_offset < self._end_offset <= end, "messages lie within the span"
+        self._names["sparrow.first_offset"] = str(first)
+        self._names["sparrow.end_offset"] = str(end)
         self._writer.add_key_value_metadata(self._names)
         self._writer.close()
-        return self.path
 
     def abandon(self) -> None:
         self._writer.close()
-        self.path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
-def describe(path: Path, stream: StreamId) -> Segment:
-    """Measures a segment file: sums, places, times; also what a rebuilt catalog is made from."""
+def describe(path: Path, stream: StreamId, name: str | None = None) -> Segment:
+    """Measures a segment file: sums, places, times; also what a rebuilt catalog is made from. ``name`` is
+    what it will be called; else it is taken to have its name, or to get the usual one."""
     with pa.memory_map(str(path)) as source:
         whole = source.read_buffer()
     footer_start, footer_length = _footer_place(whole, path)
@@ -154,12 +184,17 @@ def describe(path: Path, stream: StreamId) -> Segment:
         size_bytes=whole.size,
         first_time_us=_us(min(low for low, _ in times)),
         last_time_us=_us(max(high for _, high in times)),
-        file_name=file_name(first_offset),
+        file_name=name or _own_name(path, first_offset),
         footer_crc=google_crc32c.value(whole.slice(footer_start)),
         footer_length=footer_length,
         has_idempotency_keys=_has_values(metadata, "idempotency_key"),
         groups=pack_groups(groups),
     )
+
+
+def _own_name(path: Path, first_offset: int) -> str:
+    name = path.name.removesuffix(".damaged")
+    return name if parse_name(name) else str(SegmentName(first_offset))
 
 
 def _footer_place(whole: Any, path: Path) -> tuple[int, int]:

@@ -21,21 +21,40 @@ from typing import Any
 
 from sparrow.model.errors import (
     DataDamaged,
+    SegmentsChanged,
     SparrowError,
     StorageError,
     StorageFull,
 )
 from sparrow.model.message import StreamId
-from sparrow.model.segment import SegmentInfo
+from sparrow.model.rewrite import Swap
+from sparrow.model.segment import (
+    BatchPlace,
+    Measured,
+    PartitionSegments,
+    SegmentFile,
+    SegmentInfo,
+    TopicSegments,
+)
 from sparrow.model.settings import JournalSettings, LakeSettings
 from sparrow.model.topic import Durability, Topic, TopicPolicy
+from sparrow.store import swapping
+from sparrow.store.audit import AuditLog
 from sparrow.store.catalog import Catalog
-from sparrow.store.catalog_tables import CursorCheckpoint, ProducerState, Segment, SubscriptionRow
+from sparrow.store.catalog_tables import (
+    CursorCheckpoint,
+    Document,
+    ProducerState,
+    Segment,
+    SubscriptionRow,
+)
 from sparrow.store.directory import DataDirectory
 from sparrow.store.disk import Disk
+from sparrow.store.holds import Holds
 from sparrow.store.hot import HotWindow
 from sparrow.store.journal import Journal
 from sparrow.store.journalfile import JournalFile
+from sparrow.store.machine import Space
 from sparrow.store.opening import Opened, open_directory
 from sparrow.store.ports import (
     Bounds,
@@ -45,6 +64,7 @@ from sparrow.store.ports import (
     LogBatch,
     OnCommit,
     Recovered,
+    Stages,
     StoreState,
 )
 from sparrow.store.reader import LogReader
@@ -70,6 +90,8 @@ class LocalStore:
         now_us: Callable[[], int],
         catalog_thread: ThreadPoolExecutor,
     ) -> None:
+        self.stages: Stages = opened.stages
+        self._stage_files = opened.stages
         self._directory: DataDirectory = opened.directory
         self._catalog: Catalog = opened.catalog
         self._hot: HotWindow = opened.hot
@@ -79,11 +101,13 @@ class LocalStore:
         self._recovered = opened.recovered
         self._damages: list[Damage] = list(opened.recovered.report.damages)
         self._disk = disk
+        self._audit = AuditLog(self._directory.root, disk)
         self._lake = lake
         self._catalog_version = opened.catalog.version
         self._catalog_thread = catalog_thread
         self._seal_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-seal")
         self._keeping = asyncio.Lock()
+        self._holds = Holds(now_us)
         self.is_calm = False
         self._is_file_finished = asyncio.Event()
         self._unsealed_bytes_max = journal.unsealed_bytes_max
@@ -158,9 +182,16 @@ class LocalStore:
             segments=self._index.count,
             pending_bytes=self._journal.pending_bytes,
             syncs=self._journal.syncs,
-            sync_seconds=self._journal.sync_seconds,
+            sync_seconds=self._journal.sync_times.seconds,
             damages=tuple(self._damages),
+            sync_buckets=self._journal.sync_times.buckets(),
+            written_bytes=self._journal.written_bytes,
+            unsealed_bytes=self.finished_bytes(),
         )
+
+    async def space(self) -> Space:
+        """Off the loop and off its threads: a disk that hangs keeps nobody waiting but whoever asks."""
+        return await asyncio.to_thread(self._disk.space, self._directory.root)
 
     async def close(self) -> None:
         """Orderly: the journal is synced and finished, the catalog leaves one clean file."""
@@ -170,9 +201,11 @@ class LocalStore:
             await self._journal.close()
             self._reader.close()
             self._seal_thread.shutdown(wait=True)
+            self._stage_files.close()
             try:
                 await self._in_catalog(self._catalog.close)
             finally:
+                self._audit.close()
                 self._catalog_thread.shutdown(wait=True)
                 self._directory.close()
 
@@ -191,6 +224,12 @@ class LocalStore:
 
     async def offset_at(self, stream: StreamId, time_us: int) -> int:
         return await self._reader.offset_at(stream, time_us)
+
+    def measure(self, stream: StreamId, start_offset: int, end_offset: int, max_bytes: int) -> Measured:
+        return self._reader.measure(stream, start_offset, end_offset, max_bytes)
+
+    def places(self, stream: StreamId, start_offset: int, end_offset: int) -> list[BatchPlace]:
+        return self._reader.places(stream, start_offset, end_offset)
 
     async def idempotency_keys(self, topic: Topic, since_us: int) -> list[LogBatch]:
         return await self._reader.idempotency_keys(topic, since_us)
@@ -242,6 +281,7 @@ class LocalStore:
             del self._topics[topic.id]
             self._hot.forget_topic(topic.id)
             self._index.forget_topic(topic.id)
+            self._holds.forget_topic(topic.id)
             # A new topic of the name will use the same paths.
             await self._reader.forget(paths)
             # The topic is gone by now; what cannot be removed is removed at the next start.
@@ -278,6 +318,13 @@ class LocalStore:
 
     async def documents(self, kind: str) -> dict[str, bytes]:
         found: dict[str, bytes] = await self._in_catalog(self._catalog.documents, kind)
+        return found
+
+    async def note_audit(self, line: bytes) -> None:
+        await self._in_catalog(self._audit.append, line)
+
+    async def audit_lines(self, count: int) -> list[bytes]:
+        found: list[bytes] = await self._in_catalog(self._audit.last, count)
         return found
 
     async def _in_catalog(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -319,7 +366,12 @@ class LocalStore:
                 return
         await self.rotate()
 
-    async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int:
+    async def seal(
+        self,
+        cursors: Iterable[CursorCheckpoint],
+        producers: Iterable[ProducerState],
+        documents: Iterable[Document] = (),
+    ) -> int:
         # Chosen before any waiting: the checkpoints include these files, and perhaps not those after them.
         files = self._journal.finished()[:_SEAL_FILES_MAX]
         async with self._keeping:
@@ -346,6 +398,7 @@ class LocalStore:
                 ends,
                 list(cursors),
                 [state for state in producers if state.topic_id in self._topics],
+                list(documents),
             )
             # The segments are in force from here on: whatever fails, nobody may seal these files again.
             is_removable = await self._witness()
@@ -423,24 +476,100 @@ class LocalStore:
             for segment in self._index.of(StreamId(topic.id, partition))
         ]
 
+    def layout(self, topic: Topic, hold_s: float) -> TopicSegments:
+        self._holds.hold(topic.id, hold_s)
+        partitions = []
+        for partition in range(topic.partitions):
+            stream = StreamId(topic.id, partition)
+            hot = self._reader.stream(stream)
+            files = [self._file(segment) for segment in self._index.of(stream)]
+            partitions.append(
+                PartitionSegments(partition, hot.start_offset, hot.sealed_end, hot.end_offset, files)
+            )
+        return TopicSegments(topic.name, topic.id, str(self._directory.root.absolute()), partitions)
+
+    def _file(self, segment: Segment) -> SegmentFile:
+        return SegmentFile(str(self._path(segment).relative_to(self._directory.root)), *_info(segment)[1:])
+
+    async def release(self) -> None:
+        async with self._keeping:
+            due = self._holds.due()
+            if due:
+                await self._reader.forget(due, self._disk)
+
     async def drop(self, segments: Sequence[SegmentInfo]) -> None:
         async with self._keeping:
             chosen = [self._index.find(info.stream, info.first_offset) for info in segments]
             doomed = [
                 segment
                 for segment, info in zip(chosen, segments, strict=True)
-                if segment is not None and segment.first_offset == info.first_offset
-            ]  # One that is gone already must not cost the next its life.
+                if segment is not None and _info(segment) == info
+            ]  # One that is gone already, or was swapped, must not cost another its life.
             if not doomed:
                 return
             starts = self._starts_after(doomed)
             await self._in_catalog(self._catalog.drop_segments, [segment.key for segment in doomed], starts)
-            paths = [self._path(segment) for segment in doomed]
             for segment in doomed:
                 self._index.drop(segment)
             for stream, start in starts.items():
                 self._reader.stream(stream).drop_before(start)
-            await self._reader.forget(paths, self._disk)
+            await self._let_go(doomed)
+
+    async def _let_go(self, segments: Sequence[Segment], *, may_remove: bool = True) -> None:
+        """Segments are out of force: their files go, or wait until nobody holds them, or for the next start
+        when that must not be yet."""
+        paths = [(segment.topic_id, self._path(segment)) for segment in segments]
+        held = [path for topic_id, path in paths if not may_remove or self._holds.keep(topic_id, path)]
+        await self._reader.forget(held)
+        await self._reader.forget([path for _, path in paths if path not in held], self._disk)
+
+    async def swap(
+        self,
+        topic: Topic,
+        partition: int,
+        remove: Sequence[str],
+        drafts: Sequence[str],
+        *,
+        is_compacted: bool,
+        kept_from: int,
+    ) -> Swap:
+        stream = StreamId(topic.id, partition)
+        swapping.check_draft_names(drafts)
+        old = swapping.chosen(self._index.of(stream), remove)
+        directory = self._directory.partition(topic.name, partition)
+        try:
+            checked = await asyncio.to_thread(
+                swapping.check_drafts, self._disk, directory, topic.name, stream, old, drafts,
+                is_compacted=is_compacted, kept_from=kept_from,
+            )  # fmt: skip
+        except (DataDamaged, OSError) as error:
+            if swapping.chosen(self._index.of(stream), remove) == old and isinstance(error, DataDamaged):
+                raise  # Of two that are damaged neither may go for the other.
+            raise SegmentsChanged(f"the segments cannot be read any more: {error}") from error
+        async with self._keeping:
+            if self._topics.get(topic.id) is None or swapping.chosen(self._index.of(stream), remove) != old:
+                raise SegmentsChanged("other segments took the place of these meanwhile")
+            new = [draft.segment for draft in checked]
+            try:
+                await self._in_catalog(swapping.give_names, self._disk, checked)
+            except SparrowError:
+                with suppress(SparrowError):
+                    await self._in_catalog(swapping.discard, self._disk, checked)
+                raise
+            # When this fails it may still have been done: the files stay, and the next start tells.
+            await self._in_catalog(self._catalog.replace_segments, [one.key for one in old], new)
+            may_remove = await self._witness()
+            for segment in old:
+                self._index.drop(segment)
+            for segment in new:
+                self._index.add(segment)
+            await self._let_go(old, may_remove=may_remove)
+        return Swap(
+            partition, old[0].first_offset, old[-1].end_offset,
+            sum(one.rows for one in old), sum(one.rows for one in new),
+            sum(one.size_bytes for one in old), sum(one.size_bytes for one in new),
+            [self._file(segment).file for segment in new],
+        )  # fmt: skip
 
     def _starts_after(self, doomed: Sequence[Segment]) -> dict[StreamId, int]:
         starts: dict[StreamId, int] = {}

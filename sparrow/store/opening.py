@@ -6,7 +6,7 @@ before everything has been judged. Runs in the catalog's thread, because SQLite 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,9 @@ from sparrow.store.disk import Disk
 from sparrow.store.hot import HotWindow
 from sparrow.store.ports import Damage, Recovered, RecoveryReport
 from sparrow.store.recovery import JournalScan, Replay, refuse_damage, refuse_older_catalog, scan_journal
+from sparrow.store.segmentname import parse_name
 from sparrow.store.segments import SegmentIndex
+from sparrow.store.stage import StageFiles
 
 
 class Opened(NamedTuple):
@@ -34,6 +36,7 @@ class Opened(NamedTuple):
     topics: list[Topic]
     subscriptions: list[SubscriptionRow]
     recovered: Recovered
+    stages: StageFiles
 
 
 def open_directory(
@@ -80,7 +83,7 @@ def _recover(
         refuse_damage(scan.damages)
     scan.cut()
     sealed = [path for number, path in files if number <= sealed_through]
-    removed = _clear_away(disk, directory, topics, streams, segments, [*sealed, *scan.removable])
+    removed = _clear_away(disk, directory, topics, streams, index, [*sealed, *scan.removable])
     report = RecoveryReport(
         seconds=elapsed_s(),
         journal_files=len(scan.files),
@@ -100,7 +103,8 @@ def _recover(
         {producer.id: producer.epoch for producer in catalog.producers()},
         report,
     )
-    return Opened(directory, catalog, hot, index, scan, topics, catalog.subscriptions(), recovered)
+    stages = StageFiles.open(directory.root, disk)
+    return Opened(directory, catalog, hot, index, scan, topics, catalog.subscriptions(), recovered, stages)
 
 
 def _refuse_newer_topics(directory: DataDirectory, version: int, topics: Sequence[Topic]) -> None:
@@ -144,17 +148,20 @@ def _clear_away(
     directory: DataDirectory,
     topics: Sequence[Topic],
     streams: Sequence[StreamRow],
-    segments: Sequence[Segment],
+    index: SegmentIndex,
     journal: Sequence[Path],
 ) -> int:
     """Removes what an interrupted step left behind; only what provably is no longer, or not yet, in force."""
     doomed = list(journal)
-    listed = {(segment.stream, segment.file_name) for segment in segments}
+    listed = {(segment.stream, segment.file_name) for segment in index}
     rows = {row.stream: row for row in streams}
     for topic in topics:
         for partition, path in directory.segment_files(topic.name):
             stream = StreamId(topic.id, partition)
-            if (stream, path.name) not in listed and _is_leftover(path, rows.get(stream)):
+            if (stream, path.name) in listed:
+                continue
+            whole = (s for s in index.of(stream) if _complaint(path.with_name(s.file_name), s) is None)
+            if _is_leftover(path, rows.get(stream), whole):
                 doomed.append(path)
     for path in doomed:
         disk.remove(path)
@@ -169,11 +176,16 @@ def _clear_away(
     return len(doomed) + len(strangers)
 
 
-def _is_leftover(path: Path, row: StreamRow | None) -> bool:
-    """A half-written file, one whose journal file is still in force, or one that retention dropped."""
+def _is_leftover(path: Path, row: StreamRow | None, segments: Iterable[Segment]) -> bool:
+    """A half-written file, one whose journal file is still in force, one that retention dropped, or the
+    losing side of a swap: the offsets that it holds are held by segments that the catalog lists and that
+    are there."""
     if path.suffix == ".tmp":
         return True
-    if path.suffix != ".parquet" or not path.stem.isdigit() or row is None:
+    name = parse_name(path.name)
+    if name is None or row is None:
         return False
-    first_offset = int(path.stem)
-    return first_offset >= row.sealed_end_offset or first_offset < row.start_offset
+    at = name.first_offset
+    if at >= row.sealed_end_offset or at < row.start_offset:
+        return True
+    return any(segment.first_offset <= at < segment.end_offset for segment in segments)

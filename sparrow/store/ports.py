@@ -9,22 +9,28 @@ The rules every store keeps:
 * ``append`` stores a chain whole or not at all, and calls ``on_commit`` on the event loop, in the order
   of the log, before the caller is answered. State that is built from the log changes there and only
   there, so live state and recovered state cannot differ.
-* offsets of a stream are dense; a message is readable only once its publisher could have its receipt.
+* offsets of a stream are given without a gap; compaction and damage leave gaps, behind which there is always
+  something to read. A message is readable only once its publisher could have its receipt.
 * after a failed write nothing more is accepted; reading goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
 from sparrow.model.message import StreamId
-from sparrow.model.segment import SegmentInfo
+from sparrow.model.rewrite import Swap
+from sparrow.model.segment import BatchPlace, Measured, SegmentInfo, TopicSegments
+from sparrow.model.stage import Stage
 from sparrow.model.topic import Durability, Topic, TopicPolicy
-from sparrow.store.catalog_tables import CursorCheckpoint, ProducerState, SubscriptionRow
+from sparrow.store.machine import Space
+
+if TYPE_CHECKING:  # They bring SQLAlchemy along, which clients do without.
+    from sparrow.store.catalog_tables import CursorCheckpoint, Document, ProducerState, SubscriptionRow
 
 
 class BatchDraft(NamedTuple):
@@ -50,6 +56,14 @@ class FactsDraft(NamedTuple):
 
 
 Draft = BatchDraft | FactsDraft
+
+
+class StagedEntry(NamedTuple):
+    """A batch that waits for a commit."""
+
+    draft: BatchDraft
+    partitions: int
+    """How many its topic had when its messages were divided by key; 0 when that does not matter."""
 
 
 class Appended(NamedTuple):
@@ -154,6 +168,12 @@ class StoreState(msgspec.Struct, frozen=True, kw_only=True):
     syncs: int
     sync_seconds: float
     damages: tuple[Damage, ...]
+    sync_buckets: tuple[int, ...] = ()
+    """How many syncs took up to each of the bounds in synctimes.py, and how many longer."""
+    written_bytes: int = 0
+    """Into the journal, since the store was opened."""
+    unsealed_bytes: int = 0
+    """Of journal files that are finished and not in the lake yet."""
 
 
 class Log(Protocol):
@@ -168,6 +188,10 @@ class Log(Protocol):
     ) -> list[LogBatch]: ...
 
     async def offset_at(self, stream: StreamId, time_us: int) -> int: ...
+
+    def measure(self, stream: StreamId, start_offset: int, end_offset: int, max_bytes: int) -> Measured: ...
+
+    def places(self, stream: StreamId, start_offset: int, end_offset: int) -> list[BatchPlace]: ...
 
     async def idempotency_keys(self, topic: Topic, since_us: int) -> list[LogBatch]: ...
 
@@ -200,6 +224,45 @@ class Catalog(Protocol):
     async def documents(self, kind: str) -> dict[str, bytes]: ...
 
 
+class Audit(Protocol):
+    """What administrators did: lines that are added and read back, never changed."""
+
+    async def note_audit(self, line: bytes) -> None: ...
+
+    async def audit_lines(self, count: int) -> list[bytes]: ...
+
+
+class Stages(Protocol):
+    """Parts that wait for a commit. Each has a number, unlike that of any other part."""
+
+    def __iter__(self) -> Iterator[tuple[int, Stage]]: ...
+
+    def __len__(self) -> int: ...
+
+    def find(self, transaction: str, part: str) -> int | None: ...
+
+    def get(self, number: int) -> Stage | None: ...
+
+    size_bytes: int
+    """What all parts hold."""
+
+    def reserve_numbers(self, through: int) -> None:
+        """Numbers up to this one are taken."""
+
+    def open_part(self, transaction: str, part: str) -> int:
+        """The number of a part, new or not."""
+
+    async def write(self, number: int, drafts: Sequence[BatchDraft], partitions: int, now_us: int) -> Stage:
+        """Adds one call, whole or not at all; when that fails the part is gone."""
+
+    async def sync(self, numbers: Iterable[int]) -> None:
+        """What these parts hold is on the disk when this returns."""
+
+    async def read(self, number: int) -> list[StagedEntry]: ...
+
+    async def drop(self, numbers: Iterable[int]) -> None: ...
+
+
 class Keeping(Protocol):
     """Work on the log in the background."""
 
@@ -212,19 +275,50 @@ class Keeping(Protocol):
     is_calm: bool
     """Whether nobody waits for a seal: it then leaves the processor to others, unless it falls behind."""
 
-    async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int: ...
+    async def seal(
+        self,
+        cursors: Iterable[CursorCheckpoint],
+        producers: Iterable[ProducerState],
+        documents: Iterable[Document] = (),
+    ) -> int: ...
 
     def segments(self, topic: Topic) -> list[SegmentInfo]: ...
 
+    def layout(self, topic: Topic, hold_s: float) -> TopicSegments:
+        """The segments in force, as files; for ``hold_s`` the files can be read whatever retention does."""
+        ...
+
+    async def release(self) -> None:
+        """Files that are out of force and no longer held go."""
+        ...
+
     async def drop(self, segments: Sequence[SegmentInfo]) -> None: ...
 
+    async def swap(
+        self,
+        topic: Topic,
+        partition: int,
+        remove: Sequence[str],
+        drafts: Sequence[str],
+        *,
+        is_compacted: bool,
+        kept_from: int,
+    ) -> Swap:
+        """Puts drafts, which were written beside the segments, in the place of neighbouring segments. Each
+        row of a draft must be one of theirs, and from ``kept_from`` on all must be there."""
+        ...
 
-class Store(Log, Catalog, Keeping, Protocol):
+
+class Store(Log, Catalog, Audit, Keeping, Protocol):
     """All of it, and its life."""
+
+    stages: Stages
 
     @property
     def recovered(self) -> Recovered: ...
 
     def state(self) -> StoreState: ...
+
+    async def space(self) -> Space: ...
 
     async def close(self) -> None: ...

@@ -8,8 +8,9 @@ are decoded in a thread of their own; a segment that retention takes meanwhile i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 
 from sparrow.model.errors import DataDamaged, OffsetOutOfRange, TopicNotFound
 from sparrow.model.message import StreamId
+from sparrow.model.segment import BatchPlace, Measured
 from sparrow.model.topic import Topic
 from sparrow.store import batch as batches
 from sparrow.store.catalog_tables import Segment
@@ -30,6 +32,8 @@ from sparrow.store.segments import SegmentIndex
 
 _CACHE_BYTES = 32 * 1024 * 1024  # decoded row groups: eight of the default size
 _CACHE_READERS = 64
+_TOLD_BATCHES_MAX = 10_000
+_MEASURED_BATCHES_MAX = 20_000  # of the journal, looked at in one go: some 50 ms
 
 
 class LogReader:
@@ -65,9 +69,18 @@ class LogReader:
                 start_offset=hot.start_offset,
                 end_offset=hot.end_offset,
             )
-        segment = self._index.find(stream, offset) if offset < hot.sealed_end else None
-        if segment is None:
-            return self._read_hot(stream, hot, offset, max_bytes, is_whole)
+        while True:
+            segment = self._index.find(stream, offset) if offset < hot.sealed_end else None
+            if segment is None:
+                return self._read_hot(stream, hot, offset, max_bytes, is_whole)
+            found = await self._read_lake(stream, segment, offset, max_bytes, is_whole)
+            if found or segment.end_offset <= offset:
+                return found
+            offset = segment.end_offset  # A gap of a compacted segment reaches to its end.
+
+    async def _read_lake(
+        self, stream: StreamId, segment: Segment, offset: int, max_bytes: int, is_whole: bool
+    ) -> list[LogBatch]:
         path = self._path(segment)
         try:
             found: list[LogBatch] = await self._in_thread(
@@ -76,7 +89,8 @@ class LogReader:
             return found
         except DataDamaged:
             if self._index.find(stream, offset) is not segment:
-                return await self.read(stream, max(offset, hot.start_offset), max_bytes, is_whole=is_whole)
+                start = self.stream(stream).start_offset
+                return await self.read(stream, max(offset, start), max_bytes, is_whole=is_whole)
             raise
 
     def _read_hot(
@@ -124,6 +138,8 @@ class LogReader:
             start = groups[index].first_offset
             if not is_whole and offset > start:
                 table, start = _from_offset(table, start, offset), offset
+                if table.num_rows == 0:
+                    continue  # Only a gap is left of this group.
             found.append(LogBatch(segment.stream, start, end, table))
             size += table.nbytes
             if size >= max_bytes:
@@ -161,27 +177,81 @@ class LogReader:
                 return int(table.column("offset")[place].as_py())
         return segment.end_offset
 
+    def measure(self, stream: StreamId, start_offset: int, end_offset: int, max_bytes: int) -> Measured:
+        """How far from ``start_offset`` on ``max_bytes`` reach, as bytes are stored: compressed in the lake.
+        At least one message, at most up to ``end_offset``."""
+        hot = self.stream(stream)
+        at, end, size = max(start_offset, hot.start_offset), min(end_offset, hot.end_offset), 0
+        for first, last, weight in self._weights(stream, hot, at, end):
+            count = last - max(at, first)
+            part = weight * count // (last - first)
+            if size + part > max_bytes:
+                fitting = count * (max_bytes - size) // max(1, part)
+                reached = max(at, first) + fitting
+                if reached <= max(start_offset, hot.start_offset):
+                    reached = max(at, first) + 1
+                reached = min(reached, end)
+                return Measured(reached, size + part * (reached - max(at, first)) // count)
+            at, size = last, size + part
+        return Measured(max(at, min(start_offset, end)), size)
+
+    def _weights(self, stream: StreamId, hot: HotStream, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """First offset, end and stored bytes of each piece that has something between the two offsets."""
+        for segment in self._index.of(stream):
+            if segment.end_offset > at and segment.first_offset < end:
+                last = min(segment.end_offset, end)
+                weight = segment.size_bytes * (last - segment.first_offset)
+                span = segment.end_offset - segment.first_offset
+                yield segment.first_offset, last, weight // span
+        for place in islice(hot.places_from(max(at, hot.first_hot_offset)), _MEASURED_BATCHES_MAX):
+            if place.base_offset >= end:
+                return
+            header = self._files()[place.file_number].header(place.position)
+            if header.end_offset > at:
+                last = min(header.end_offset, end)
+                weight = header.body_length * (last - header.base_offset)
+                yield header.base_offset, last, weight // header.record_count
+
+    def places(self, stream: StreamId, start_offset: int, end_offset: int) -> list[BatchPlace]:
+        """Where the unsealed batches between two offsets lie; nothing when they are too many to tell."""
+        hot, found = self.stream(stream), list[BatchPlace]()
+        for place in hot.places_from(max(start_offset, hot.first_hot_offset)):
+            if place.base_offset >= end_offset:
+                return found
+            if len(found) == _TOLD_BATCHES_MAX:
+                return []
+            header = self._files()[place.file_number].header(place.position)
+            found.append(BatchPlace(*place, header.body_length))
+        return found
+
     async def idempotency_keys(self, topic: Topic, since_us: int) -> list[LogBatch]:
         """What may hold keys that are still in their window, in publish order within each stream."""
         found: list[LogBatch] = []
         for partition in range(topic.partitions):
             stream = StreamId(topic.id, partition)
             # Taken in one step: what is sealed while segments are read must be in one of the two.
-            segments, hot = list(self._index.of(stream)), self._hot_keys(stream)
-            for segment in segments:
+            at, end, hot = 0, self.stream(stream).sealed_end, self._hot_keys(stream)
+            while (segment := self._index.find(stream, at)) is not None and segment.first_offset < end:
+                keys: list[LogBatch] = []
                 if segment.has_idempotency_keys and segment.last_time_us >= since_us:
-                    found.extend(await self._keys_unless_dropped(segment))
+                    keys = await self._keys_in_force(segment)
+                    if not self._is_in_force(segment):
+                        at = max(at, self.stream(stream).start_offset)
+                        continue  # Dropped, or another one took its place: look again.
+                found.extend(keys)
+                at = segment.end_offset
             found.extend(hot)
         return found
 
-    async def _keys_unless_dropped(self, segment: Segment) -> list[LogBatch]:
-        if self._index.find(segment.stream, segment.first_offset) is not segment:
-            return []
+    def _is_in_force(self, segment: Segment) -> bool:
+        return self._index.find(segment.stream, segment.first_offset) is segment
+
+    async def _keys_in_force(self, segment: Segment) -> list[LogBatch]:
         try:
             found: list[LogBatch] = await self._in_thread(self._keys_of, segment, self._path(segment))
             return found
         except DataDamaged as damage:
-            if self._index.find(segment.stream, segment.first_offset) is segment:
+            if self._is_in_force(segment):
                 # Its keys are lost with it; keyed publishing goes on without them.
                 self._on_damage(damage)
             return []

@@ -203,6 +203,8 @@ class Fetch(Head, array_like=True, frozen=True):
     offset: int
     max_bytes: int
     wait_s: float = 0.0
+    columns: list[str] = []
+    """Of the table form, those that are wanted beside the offset; none is all."""
 
 
 class Fetched(Head, array_like=True, frozen=True):

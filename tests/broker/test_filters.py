@@ -164,6 +164,31 @@ async def test_everything_may_be_filtered_out_of_a_long_log_and_the_next_match_i
     assert await names(subscription, 5) == ["needle"]
 
 
+async def test_a_filter_on_the_payload_selects_json_and_passes_over_everything_else(broker: Broker) -> None:
+    text = 'data.amount > 100 AND data.country IN ("DE", "FR")'
+    alike = 'data.country IN ("FR","DE") AND data.amount>100'
+    subscriptions = [
+        await broker.subscribe("one", "t", filter=text),
+        await broker.subscribe("two", "t", filter=alike),
+        await broker.subscribe("other", "t", filter='data.customer.tier NOT IN ("gold")'),
+    ]
+    sent: dict[str, bytes] = {
+        "match": b'{"amount": 101, "country": "DE", "customer": {"tier": "gold"}}',
+        "cheap": b'{"amount": 100, "country": "DE"}',
+        "far": b'{"amount": 500, "country": "US", "customer": {"tier": "silver"}}',
+        "text-amount": b'{"amount": "500", "country": "DE", "customer": {"tier": "gold"}}',
+        "no-object": b"[101]",
+        "no-json": b"amount 101",
+        "empty": b"",
+        "not-utf8": b'{"amount": 101, "country": "DE", "note": "\xff"}',
+        "match-too": b'{"country": "FR", "amount": 100.5}',
+    }
+    await broker.publish_batch("t", list(sent.values()), keys=list(sent))
+    found = [await names(subscription, 5) for subscription in subscriptions]
+    assert found[0] == found[1] == ["match", "match-too"]
+    assert found[2] == ["cheap", "far", "no-object", "match-too"]
+
+
 # Bad filters.
 
 

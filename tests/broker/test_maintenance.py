@@ -13,7 +13,7 @@ from sparrow.broker.clock import Clock
 from sparrow.model.health import Status
 from sparrow.model.segment import SegmentInfo
 from sparrow.model.settings import JournalSettings, MaintenanceSettings, Settings
-from sparrow.store.catalog_tables import CursorCheckpoint, ProducerState
+from sparrow.store.catalog_tables import CursorCheckpoint, Document, ProducerState
 from sparrow.store.local import LocalStore
 
 KIB = 1024
@@ -42,11 +42,16 @@ class WatchedStore(LocalStore):
         self.seal_error: Exception | None = None
         self.tried = asyncio.Event()
 
-    async def seal(self, cursors: Iterable[CursorCheckpoint], producers: Iterable[ProducerState]) -> int:
+    async def seal(
+        self,
+        cursors: Iterable[CursorCheckpoint],
+        producers: Iterable[ProducerState],
+        documents: Iterable[Document] = (),
+    ) -> int:
         self.tried.set()
         if self.seal_error is not None:
             raise self.seal_error
-        count = await super().seal(cursors, producers)
+        count = await super().seal(cursors, producers, documents)
         self.sealed.put_nowait(count)
         return count
 

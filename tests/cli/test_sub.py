@@ -79,3 +79,28 @@ def test_a_missing_subscription_is_not_found_everywhere(sparrow: Any) -> None:
         error = sparrow.error("sub", verb, "nix", *words, code=3)
         assert error["code"] == "SUBSCRIPTION_NOT_FOUND"
         assert "sparrow sub create" in error["hint"]
+
+
+def test_a_push_subscription_tells_its_secret_once_and_a_new_one_when_asked(sparrow: Any) -> None:
+    made = sparrow.json(
+        "sub", "create", "s", "a", "--push-url", "https://example.com/h", "--set", "push.format=raw"
+    )
+    assert (made["policy"]["push"]["url"], made["policy"]["push"]["format"]) == (
+        "https://example.com/h",
+        "raw",
+    )
+    assert made["secret"].startswith("whsec_")
+    again = sparrow.json(
+        "sub", "create", "s", "a", "--push-url", "https://example.com/h", "--set", "push.format=raw"
+    )
+    assert "secret" not in again
+    shown = sparrow.json("sub", "show", "s")
+    assert shown["push_state"]["state"] == "active"
+    assert made["secret"] not in str(shown)
+    rotated = sparrow.json("sub", "rotate-secret", "s", "--overlap", "1h")["secret"]
+    assert rotated.startswith("whsec_")
+    assert rotated != made["secret"]
+    assert "whsec_" in sparrow("sub", "rotate-secret", "s")
+    assert "whsec_" in sparrow("sub", "create", "t", "a", "--push-url", "https://example.com/h")
+    error = sparrow.error("sub", "create", "u", "a", "--push-url", "http://127.0.0.1/h", code=2)
+    assert error["code"] == "ENDPOINT_REFUSED"

@@ -26,36 +26,21 @@ STOP_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 30.0
 RSS_BYTES_MAX = 120 * 1000 * 1000
 
-# Stands in for the broker where that module is not there yet: opens at once, and is well.
-FAKE_BROKER = """
-import sys, types
-from sparrow.model.health import Check, Health, Status
-
-class Broker:
-    @classmethod
-    async def open(cls, settings):
-        return cls()
-    async def close(self):
-        pass
-    def health(self):
-        return Health(Status.HEALTHY, (Check("recovery", Status.HEALTHY, "nothing to recover"),))
-
-module = types.ModuleType("sparrow.broker.broker")
-module.Broker = Broker
-sys.modules["sparrow.broker.broker"] = module
-"""
-
 # A broker whose close never ends, to show what a second signal does.
-STUBBORN_BROKER = FAKE_BROKER.replace(
-    "        pass", "        import asyncio\n        await asyncio.Event().wait()"
-)
+STUBBORN_BROKER = """
+import asyncio
+from sparrow.broker.broker import Broker
+
+async def close(self):
+    await asyncio.Event().wait()
+
+Broker.close = close
+"""
 
 CALL = "\nfrom sparrow.cli.main import main\nmain()\n"
 
 
 def command(*words: str, prelude: str = "") -> list[str]:
-    if not prelude and importlib.util.find_spec("sparrow.broker.broker") is None:
-        prelude = FAKE_BROKER
     return [sys.executable, "-c", prelude + CALL, *words]
 
 

@@ -1,4 +1,4 @@
-"""One suite over every surface: the same tests run over an embedded broker and over TCP."""
+"""One suite over every surface: the same tests run over an embedded broker, over TCP and over HTTP."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import sparrow
 from sparrow.model.settings import MIB, JournalSettings, parse_address
-from sparrow.server.http import bind
+from sparrow.server.http import HttpServer, bind, build
 from sparrow.server.tcp import TcpServer
+
+from .overhttp import OverHttp
 
 SMALL = sparrow.Settings(journal=JournalSettings(file_bytes=MIB))
 
 
-@pytest.fixture(params=["embedded", "tcp"])
+@pytest.fixture(params=["embedded", "tcp", "http"])
 def surface(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -30,6 +33,14 @@ async def broker(surface: str, tmp_path: Path) -> AsyncIterator[Any]:
             yield embedded
             return
         with bind(parse_address("127.0.0.1:0")) as bound:
+            if surface == "http":
+                http = await HttpServer.start(build(embedded), bound)
+                try:
+                    async with httpx.AsyncClient(base_url=f"http://{http.address}", timeout=60) as client:
+                        yield OverHttp(client)
+                finally:
+                    await http.close()
+                return
             server = await TcpServer.start(embedded, bound)
             try:
                 async with sparrow.aconnect(f"sparrow://{server.address}") as remote:

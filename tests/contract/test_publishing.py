@@ -73,7 +73,7 @@ async def test_keys_of_a_batch_decide_about_partitions(broker: Any) -> None:
         assert [(m.key, m.data) for m in found] == [(key, key.encode())]
 
 
-async def test_single_messages_of_many_tasks_go_where_their_keys_belong(broker: Any) -> None:
+async def test_single_messages_of_many_tasks_go_where_their_keys_belong(broker: Any, surface: str) -> None:
     await broker.create_topic("t", partitions=3)
     keys = [f"k{n % 17}" for n in range(400)]
     receipts = await asyncio.gather(*(broker.publish("t", b"%d" % n, key=key) for n, key in enumerate(keys)))
@@ -81,7 +81,8 @@ async def test_single_messages_of_many_tasks_go_where_their_keys_belong(broker: 
     assert len({receipt.message_id for receipt in receipts}) == 400
     for partition in range(3):
         numbers = [int(m.data) for m in await broker.read("t", partition=partition)]
-        assert numbers == sorted(numbers), "the order of the calls is kept"
+        # Requests on several connections arrive in any order.
+        assert surface == "http" or numbers == sorted(numbers), "the order of the calls is kept"
 
 
 async def test_repeated_idempotency_key_returns_the_first_receipt(broker: Any) -> None:

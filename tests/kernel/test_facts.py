@@ -36,6 +36,8 @@ def every_fact() -> list[facts.Fact]:
         facts.GroupAdvanced(1, 4, 7, "joined", ("ann", "bob")),
         facts.OffsetCommitted(1, 2, 3, 9, "half way", "ann", 4, 7),
         facts.OffsetsForgotten(1, 7),
+        facts.BatchCommitted(0, "etl", 4, (2, 3), 5, 90, 7, 8),
+        facts.BatchPublished(0, "etl", 4, 5),
     ]
 
 

@@ -180,15 +180,30 @@ PAYLOADS = [
         ("data.paid = null", [2, 3, 4]),
         ("data.paid != null", [0, 1]),
         ('data."paid" = true AND data.order."country" = "de"', [0]),
+        ('data.order.country IN ("de", "fr", "us")', [0, 1]),
+        ('data.order.country NOT IN ("de", "us")', [1, 2, 3, 4]),
+        ('NOT data.order.country IN ("de", "us")', [1, 2, 3, 4, 5, 6]),
+        ('data.amount IN (100, "100")', [0, 2]),
+        ("data.amount IN (100.5, 7)", [1]),
+        ("data.paid IN (true, null)", [0, 2, 3, 4]),
+        ('data.amount > 99 AND data.order.country IN ("de","fr")', [0, 1]),
     ],
 )
 def test_payload_filter_selects(text: str, rows: list[int]) -> None:
     assert selected(text, *PAYLOADS) == rows
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b'"\xc3("', b"1e999", b'"\\ud800"'])
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b'"\xc3("', b"-", b'"\\ud800"'])
 def test_malformed_payload_makes_conditions_false_and_no_error(data: bytes) -> None:
     assert selected("data.a = null OR data.a != 1 OR data.a > 0", {"data": data}, payload({})) == [1]
+
+
+def test_a_number_too_large_for_a_double_is_infinite_whoever_looks() -> None:
+    huge = {"data": b'{"a": 1e999, "b": -1e999, "c": 1}'}
+    assert selected("data.a > 1e300", huge) == [0]
+    assert selected("data.b < -1e300", huge) == [0]
+    assert selected("data.c = 1", huge) == [0]
+    assert selected("data.c != 1 OR data.a = 1", huge) == []
 
 
 def test_whole_numbers_beyond_the_doubles_are_told_apart() -> None:
@@ -243,6 +258,14 @@ def test_view_extracts_a_column_once_for_all_filters() -> None:
     [
         ('attributes . k = "v"', None),
         ('  attributes.k="v"  ', 'attributes.k = "v"'),
+        ('attributes.k IN("b" ,"a","b")', 'attributes.k IN ("a", "b")'),
+        ('attributes.k IN ("a")', 'attributes.k = "a"'),
+        ('NOT attributes.k IN ("a", "b")', 'attributes.k NOT IN ("a", "b")'),
+        ('attributes.k NOT IN ("a")', 'attributes.k != "a"'),
+        ('data.k NOT IN (1, "x", true, null, 1.0)', 'data.k NOT IN ("x", 1, null, true)'),
+        ("NOT data.k IN (1, 2)", "NOT data.k IN (1, 2)"),
+        ("data.k NOT IN (1)", "data.k != 1"),
+        ("priority NOT IN (1, 2)", "NOT (priority = 1 OR priority = 2)"),
         ('attributes."k" = "v"', 'attributes.k = "v"'),
         ('attributes."a.b" = "v"', 'attributes."a.b" = "v"'),
         ('hasAttribute("k")', "attributes:k"),
@@ -291,14 +314,14 @@ def test_blank_filter_is_no_filter(text: str | None) -> None:
     [
         ("attributes", 10, ". or : and an attribute key"),
         ("attributes.", 11, "a key of letters"),
-        ("attributes.k", 12, "=, != or :"),
+        ("attributes.k", 12, "=, !=, : or IN"),
         ("attributes.k = ", 15, "a string in double quotes"),
         ("attributes.k = v", 15, "a string in double quotes"),
         ("attributes.k = 'v'", 15, "a string in double quotes"),
         ("attributes.k = 5", 15, "a string in double quotes"),
         ('attributes.k == "v"', 14, "a string in double quotes"),
-        ('attributes.k < "v"', 13, "=, != or :"),
-        ('attributes.a.b = "v"', 12, "=, != or :"),
+        ('attributes.k < "v"', 13, "=, !=, : or IN"),
+        ('attributes.a.b = "v"', 12, "=, !=, : or IN"),
         ("attributes.k = attributes.j", 15, "a string in double quotes"),
         ('"com" = attributes.name', 0, "a condition such as"),
         ('attributes.k = "com" AND ("net" OR "org")', 26, "a condition such as"),
@@ -318,15 +341,26 @@ def test_blank_filter_is_no_filter(text: str | None) -> None:
         ('hasPrefix(topic, "x")', 10, "attributes.k, data.k or key"),
         ("hasAttribute(k)", 13, "an attribute key in double quotes"),
         ("data > 5", 5, ". and a field of the payload"),
-        ("data.a", 6, "=, !=, <, <=, >, >= or :"),
+        ("data.a", 6, "=, !=, <, <=, >, >=, : or IN"),
         ("data.a > true", 9, "a number or a string after >"),
         ("data.a = yes", 9, "a number, a string in double quotes, true, false or null"),
         ("data.a = 12x", 9, "a number, a string in double quotes, true, false or null"),
         ("data.a = data.b", 9, "a number, a string in double quotes, true, false or null"),
-        ("priority", 8, "=, !=, <, <=, > or >="),
+        ("priority", 8, "=, !=, <, <=, >, >= or IN"),
         ('priority = "high"', 11, "a number"),
-        ("key > 5", 4, "=, != or :"),
+        ("key > 5", 4, "=, !=, : or IN"),
         ('topic = "x"', 0, "a condition such as"),
+        ("data.a IN", 9, "( and literals"),
+        ('data.a IN "x"', 10, "( and literals"),
+        ("data.a IN ()", 11, "a number, a string in double quotes, true, false or null"),
+        ("data.a IN (1,)", 13, "a number, a string in double quotes, true, false or null"),
+        ("data.a IN (1 2)", 13, ", or )"),
+        ("data.a IN (1", 12, ", or )"),
+        ("data.a in (1)", 7, "=, !=, <, <=, >, >=, : or IN"),
+        ("data.a NOT (1)", 11, "IN"),
+        ("attributes.k IN (1)", 17, "a string in double quotes"),
+        ('key NOT IN ("a", 5)', 17, "a string in double quotes"),
+        ('priority IN ("high")', 13, "a number"),
     ],
 )
 def test_bad_filter_is_refused_with_position_and_what_was_expected(
@@ -386,7 +420,9 @@ words = st.sampled_from(["", "a", "ab", "b", 'q"\\', "é\n", "😀"])
 names = st.sampled_from(["a", "b", "odd key"])
 numbers = st.one_of(
     st.integers(-2, 2),
-    st.sampled_from([0.5, -0.5, 1.0, 1e300, 2**53, 2**53 + 1, float(2**53), 2**63 - 1, -(2**63), 2.0**63]),
+    st.sampled_from(
+        [-0.0, 0.5, -0.5, 1.0, 1e300, 2**53, 2**53 + 1, float(2**53), 2**63 - 1, -(2**63), 2.0**63]
+    ),
 )
 literals = st.one_of(words, numbers, st.booleans(), st.none())
 documents = st.recursive(literals, lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=5)
@@ -419,6 +455,10 @@ def data_holds(message: dict[str, Any], path: tuple[str, ...], test: Any) -> boo
     return bool(test(value))
 
 
+def is_among(value: object, some_literals: list[Any]) -> bool:
+    return any(compares("=", value, literal) for literal in some_literals)
+
+
 def begins(value: object, prefix: str) -> bool:
     return isinstance(value, str) and value.startswith(prefix)
 
@@ -444,6 +484,10 @@ def conditions(draw: st.DrawFn) -> tuple[str, Any]:
         draw(st.sampled_from(sorted(COMPARE))),
     )
     field = ".".join(["data", *map(quoted, path)])
+    among = draw(st.sampled_from(["IN", "NOT IN"]))
+    some_words = draw(st.lists(words, min_size=1, max_size=3))
+    some_numbers = draw(st.lists(numbers, min_size=1, max_size=3))
+    some_literals = draw(st.lists(literals, min_size=1, max_size=4))
     return draw(
         st.sampled_from(
             [
@@ -459,6 +503,22 @@ def conditions(draw: st.DrawFn) -> tuple[str, Any]:
                 (f"key {sign} {quoted(word)}", lambda m: COMPARE[sign](m.get("key"), word)),
                 (f"key: {quoted(word)}", lambda m: begins(m.get("key"), word)),
                 (f"priority {some} {number}", lambda m: COMPARE[some](m.get("priority", 0), number)),
+                (
+                    f"attributes.{quoted(name)} {among} ({', '.join(map(quoted, some_words))})",
+                    lambda m: (attribute_of(m, name) in some_words) is (among == "IN"),
+                ),
+                (
+                    f"key {among} ({', '.join(map(quoted, some_words))})",
+                    lambda m: (m.get("key") in some_words) is (among == "IN"),
+                ),
+                (
+                    f"priority {among} ({', '.join(map(str, some_numbers))})",
+                    lambda m: (m.get("priority", 0) in some_numbers) is (among == "IN"),
+                ),
+                (
+                    f"{field} {among} ({', '.join(map(json.dumps, some_literals))})",
+                    lambda m: data_holds(m, path, lambda v: is_among(v, some_literals) is (among == "IN")),
+                ),
                 (f"{field}: {quoted(word)}", lambda m: data_holds(m, path, lambda v: begins(v, word))),
                 (
                     f"{field} {order} {json.dumps(literal)}",

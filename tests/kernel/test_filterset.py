@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from pyroaring import BitMap
 
+from sparrow.kernel import batchview
 from sparrow.kernel.filter import BatchView, Filter, parse_filter, positions
 from sparrow.kernel.filterset import ANCHORS_MAX, FilterSet
 
@@ -163,6 +164,10 @@ conditions = st.one_of(
     st.builds('key = "{}"'.format, words),
     st.builds('data.{} = "{}"'.format, words, words),
     st.builds("data.{} > {}".format, words, st.integers(0, 2)),
+    st.builds('attributes.{} IN ("{}", "{}")'.format, words, words, words),
+    st.builds('attributes.{} NOT IN ("{}", "{}")'.format, words, words, words),
+    st.builds('data.{} IN ("{}", "{}")'.format, words, words, words),
+    st.builds('data.{} NOT IN ("{}", {})'.format, words, words, st.integers(0, 2)),
     st.builds("priority = {}".format, st.integers(0, 2)),
 )
 texts = st.recursive(
@@ -180,6 +185,41 @@ def alone(filters: Counter[Filter], batch: pa.RecordBatch) -> dict[Filter, BitMa
     """What the set must answer, one filter after the other."""
     found = {filter: positions(filter.mask(batch)) for filter in filters if filters[filter]}
     return {filter: rows for filter, rows in found.items() if rows}
+
+
+def test_a_list_of_strings_is_indexed_and_a_longer_one_scanned() -> None:
+    few = ", ".join(f'"t{number}"' for number in range(ANCHORS_MAX))
+    many = ", ".join(f'"t{number}"' for number in range(ANCHORS_MAX + 1))
+    filters = holding(f"attributes.tenant IN ({few})", f"attributes.tenant NOT IN ({few})")
+    assert not filters._scanned
+    assert list(answers(filters, TENANTS).values()) == [[0, 1, 2], [3]]
+    longer = holding(f"attributes.tenant IN ({many})")
+    assert longer._scanned
+    assert list(answers(longer, TENANTS).values()) == [[0, 1, 2]]
+
+
+def test_payloads_are_parsed_for_the_fields_of_all_filters_and_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[frozenset[str]] = []
+    real = batchview.Payloads
+
+    def counting(column: Any, names: frozenset[str]) -> Any:
+        made.append(names)
+        return real(column, names)
+
+    monkeypatch.setattr(batchview, "Payloads", counting)
+    holding('attributes.tenant = "t1"', 'key = "a"', "priority > 0").select(TENANTS)
+    assert made == []
+    filters = holding(
+        'data.country = "de"', "data.n > 1", "data.n.deep = 5", 'key = "a" AND data.paid = true'
+    )
+    filters.select(TENANTS)
+    assert made == [frozenset({"country", "n", "paid"})]
+    for text in ("data.n > 1", "data.n.deep = 5"):
+        filters.remove(parsed(text))
+    filters.select(TENANTS)
+    assert made[1:] == [frozenset({"country", "paid"})]
 
 
 @given(st.lists(texts, max_size=8), st.lists(messages, max_size=8))

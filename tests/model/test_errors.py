@@ -95,9 +95,12 @@ def test_only_what_may_pass_later_is_retryable() -> None:
         "RESOURCE_EXHAUSTED",
         "DEDUPE_WINDOW_FULL",
         "BACKLOGGED",
+        "LOAD_SHED",
+        "IN_MAINTENANCE",
         "PUBLISH_REJECTED",
         "RATE_LIMITED",
         "TOO_MANY_CONNECTIONS",
         "CONNECTION_LOST",
         "STORAGE_FULL",
+        "STAGING_FULL",
     }

@@ -16,7 +16,9 @@ from sparrow.broker.clock import Clock
 from sparrow.model.errors import AddressUnavailable, StorageFull
 from sparrow.model.health import Check, Health, Status, overall
 from sparrow.model.settings import Address
-from sparrow.server.http import HttpServer, bind, build
+from sparrow.server import health as family
+from sparrow.server.api.routing import App
+from sparrow.server.http import HttpServer, bind, compose
 
 ANY_PORT = Address("127.0.0.1", 0)
 
@@ -46,9 +48,14 @@ class HandClock(Clock):
         return self.seconds
 
 
+def probes(patient: Patient, clock: Clock | None = None) -> App:
+    ticking = clock or Clock()
+    return compose(family.routes(patient, ticking), ticking)
+
+
 @asynccontextmanager
 async def serving(patient: Patient, clock: Clock | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    server = await HttpServer.start(build(patient, clock=clock), bind(ANY_PORT))
+    server = await HttpServer.start(probes(patient, clock), bind(ANY_PORT))
     try:
         async with httpx.AsyncClient(base_url=f"http://{server.address}") as client:
             yield client
@@ -114,7 +121,12 @@ async def test_a_typed_error_has_its_status_and_the_one_error_body() -> None:
         answer = await client.get("/health/ready", headers={"X-Request-Id": "r-1"})
     assert answer.status_code == 507
     assert answer.json() == {
-        "error": {**error.to_dict(), "request_id": "r-1", "timestamp": "1970-01-01T00:16:40.000Z"}
+        "error": {
+            **error.to_dict(),
+            "suggestions": [error.hint],
+            "request_id": "r-1",
+            "timestamp": "1970-01-01T00:16:40.000Z",
+        }
     }
 
 
@@ -130,7 +142,7 @@ async def test_a_bug_is_a_500_that_keeps_its_secrets() -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/nowhere", 404, "NOT_FOUND"),
-        ("POST", "/health/ready", 405, "INVALID_ARGUMENT"),
+        ("POST", "/health/ready", 405, "METHOD_NOT_ALLOWED"),
     ],
 )
 async def test_a_wrong_request_has_the_same_error_body(
@@ -159,7 +171,7 @@ async def test_the_server_leaves_the_signals_of_the_process_alone() -> None:
 
 
 async def test_a_closed_server_gives_its_address_back() -> None:
-    server = await HttpServer.start(build(Patient(HEALTHY)), bind(ANY_PORT))
+    server = await HttpServer.start(probes(Patient(HEALTHY)), bind(ANY_PORT))
     await server.close()
     await server.wait_closed()
     bind(server.address).close()
@@ -186,7 +198,7 @@ async def test_an_address_taken_between_bind_and_start_is_the_same_error() -> No
     with bind(Address("127.0.0.1", bound.getsockname()[1])) as faster:
         faster.listen()
         with pytest.raises(AddressUnavailable, match="another process listens there"):
-            await HttpServer.start(build(Patient(HEALTHY)), bound)
+            await HttpServer.start(probes(Patient(HEALTHY)), bound)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])

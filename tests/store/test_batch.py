@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparrow.model.errors import DataDamaged, InvalidArgument
+from sparrow.model.limits import BATCH_BYTES_MAX
 from sparrow.model.topic import Codec
 from sparrow.store import batch as batches
 from sparrow.store.batch import (
@@ -296,3 +297,10 @@ def test_the_size_of_a_slice_is_its_own() -> None:
     large = build([b"x" * 1000] * 100)
     assert batches.size_of(large) > 100_000
     assert batches.size_of(large.slice(0, 1)) < 1_200
+
+
+def test_a_table_whose_large_messages_stand_together_is_cut_where_they_are() -> None:
+    table = pa.table({"data": pa.array([b"x"] * 500 + [b"y" * 1_000_000] * 30, pa.binary())})
+    pieces = batches.cut(table)
+    assert max(piece.nbytes for piece in pieces) <= BATCH_BYTES_MAX * 5 // 4
+    assert pa.Table.from_batches(pieces).equals(table)

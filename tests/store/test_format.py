@@ -21,6 +21,7 @@ from sparrow.store.entry import FileHeader, Header, lsn, pack, pack_file_header,
 from sparrow.store.hot import HotWindow
 from sparrow.store.journal import Journal
 from sparrow.store.ports import BatchDraft, Commit, Draft, FactsDraft
+from sparrow.store.segmentname import SegmentName
 
 CREATED_US = 1_700_000_000_000_000
 CATALOG_VERSION = 9
@@ -329,7 +330,7 @@ def test_the_codec_numbers_are_the_documented_ones(codec: Codec, number: int) ->
 
 def test_journal_files_have_ten_digits_and_segments_twenty() -> None:
     assert journalfile.file_name(1) == "0000000001.wal"
-    assert lake.file_name(4711) == "00000000000000004711.parquet"
+    assert str(SegmentName(4711)) == "00000000000000004711.parquet"
 
 
 def test_the_directory_is_laid_out_as_documented(tmp_path: Path) -> None:

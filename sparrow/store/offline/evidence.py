@@ -24,6 +24,7 @@ from sparrow.store.offline import access
 from sparrow.store.offline.examiner import Examiner, Report
 from sparrow.store.offline.soundness import Flaw
 from sparrow.store.recovery import JournalScan, scan_journal
+from sparrow.store.segmentname import parse_name
 
 OnBytes = Callable[[int], None]
 
@@ -213,19 +214,26 @@ def _hear_segments(found: Evidence, examiner: Examiner, topic: str, topic_id: in
         if place.name.isdigit():
             found.partitions_on_disk.add(StreamId(topic_id, int(place.name)))
     for partition, path in access.partition_files(directory):
-        stem, _, kind = path.name.partition(".")
-        if stem.isdigit() and kind in ("parquet", "parquet.damaged"):
+        name = parse_name(path.name.removesuffix(".damaged"))
+        if name is not None:
             stream = StreamId(topic_id, partition)
-            listed = found.listed.get(SegmentKey(*stream, int(stem)))
+            listed = _listed(found, path, SegmentKey(*stream, name.first_offset))
             _hear_segment(found, path, stream, examiner.examine(path, topic, stream, listed))
-            on_bytes(path.stat().st_size if kind == "parquet" else 0)
+            on_bytes(path.stat().st_size if path.suffix == ".parquet" else 0)
+
+
+def _listed(found: Evidence, path: Path, key: SegmentKey) -> Segment | None:
+    """What the old catalog said of this very file."""
+    listed = found.listed.get(key)
+    is_it = listed is not None and listed.file_name == path.name.removesuffix(".damaged")
+    return listed if is_it else None
 
 
 def _hear_segment(found: Evidence, path: Path, stream: StreamId, report: Report) -> None:
     segment = report.segment
     complaint = "it was set aside earlier" if path.suffix == ".damaged" else report.complaint
     if segment is not None and found.is_salvage_fresh:
-        complaint = complaint or _complaint(segment, found.listed.get(segment.key))
+        complaint = complaint or _complaint(segment, _listed(found, path, segment.key))
     if segment is not None and not complaint:
         found.sound.setdefault(stream, []).append(SoundSegment(path, segment, report.holes))
         return
@@ -243,8 +251,10 @@ def _complaint(segment: Segment, listed: Segment | None) -> str:
 def _damaged(
     found: Evidence, path: Path, stream: StreamId, names: dict[str, str], what: str
 ) -> DamagedSegment:
-    first_offset = int(path.name.partition(".")[0])
-    listed = found.listed.get(SegmentKey(*stream, first_offset))
+    name = parse_name(path.name.removesuffix(".damaged"))
+    assert name is not None, "only segments are heard"
+    first_offset = name.first_offset
+    listed = _listed(found, path, SegmentKey(*stream, first_offset))
     stated = names.get("sparrow.end_offset", "")
     end = listed.end_offset if listed else int(stated) if stated.isdigit() else None
     if end is not None and end <= first_offset:

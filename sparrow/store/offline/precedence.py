@@ -16,7 +16,8 @@ The rule that keeps every readable message served exactly once:
    again until nothing moves. This is what a crash between the removal of two sealed files leaves.
 5. Batches in files up to ``through`` that no staying segment holds are sealed anew, into segments of
    their own. So a file treated as sealed may go, and a batch whose segment is damaged is not lost.
-6. Of segments that overlap, the one that the old catalog lists, else the one that starts first, stays.
+6. Of segments that overlap, the one that the old catalog lists stays, else the one that was rewritten
+   last (it has been checked against its sources before it got its name), else the one that starts first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import NamedTuple
 from sparrow.model.message import StreamId
 from sparrow.store.catalog_tables import Segment
 from sparrow.store.offline.evidence import Batch, SoundSegment
+from sparrow.store.segmentname import parse_name
 
 
 class Reseal(NamedTuple):
@@ -52,10 +54,12 @@ def without_doubles(
     return sorted(kept, key=lambda found: found.segment.first_offset), doubled
 
 
-def _rank(found: SoundSegment, listed: Collection[Segment]) -> tuple[bool, bool, int, int]:
+def _rank(found: SoundSegment, listed: Collection[Segment]) -> tuple[bool, bool, int, int, int]:
     segment = found.segment
     is_part = found.groups is not None
-    return segment not in listed, is_part, segment.first_offset, -segment.end_offset
+    name = parse_name(segment.file_name)
+    rounds = 0 if name is None else name.round
+    return segment not in listed, is_part, -rounds, segment.first_offset, -segment.end_offset
 
 
 def _overlap(one: Segment, other: Segment) -> bool:

@@ -33,6 +33,7 @@ from sparrow.store.offline.findings import Finding
 from sparrow.store.offline.precedence import Reseal
 from sparrow.store.offline.reconstruction import Reconstruction
 from sparrow.store.offline.soundness import read_groups
+from sparrow.store.segmentname import SegmentName, parse_name
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -152,11 +153,29 @@ def _reseal(disk: Disk, directory: DataDirectory, evidence: Evidence, reseal: Re
 def _rescue(disk: Disk, directory: DataDirectory, topic: str, part: SoundSegment) -> Segment:
     assert part.groups is not None
     aside = _aside(part.path)
-    return _seal(disk, directory, topic, part.segment.stream, read_groups(aside, part.groups))
+    segment = part.segment
+    name = parse_name(segment.file_name)
+    rounds, is_compacted = (0, False) if name is None else name[1:]
+    return _seal(
+        disk,
+        directory,
+        topic,
+        segment.stream,
+        read_groups(aside, part.groups),
+        span=(segment.first_offset, segment.end_offset) if rounds else None,
+        name=str(SegmentName(segment.first_offset, rounds, is_compacted)) if rounds else None,
+    )
 
 
 def _seal(
-    disk: Disk, directory: DataDirectory, topic: str, stream: StreamId, batches: Iterator[pa.RecordBatch]
+    disk: Disk,
+    directory: DataDirectory,
+    topic: str,
+    stream: StreamId,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    span: tuple[int, int] | None = None,
+    name: str | None = None,
 ) -> Segment:
     settings = LakeSettings()
     return write_segment(
@@ -167,6 +186,8 @@ def _seal(
         batches,
         compression=settings.compression,
         row_group_bytes=settings.row_group_bytes,
+        span=span,
+        name=name,
     )
 
 

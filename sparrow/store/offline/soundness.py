@@ -23,7 +23,8 @@ from sparrow.model.errors import DataDamaged
 from sparrow.model.message import StreamId
 from sparrow.store.batch import TABLE_SCHEMA
 from sparrow.store.catalog_tables import RowGroup, Segment
-from sparrow.store.lake import SegmentReader, describe, file_name
+from sparrow.store.lake import SegmentReader, describe
+from sparrow.store.segmentname import parse_name
 
 OnBytes = Callable[[int], None]
 
@@ -99,7 +100,7 @@ def rescues(path: Path, stream: StreamId, topic: str) -> list[Rescue]:
         return []
     damaged = {flaw.start_offset for flaw in broken}
     groups = segment.row_groups()
-    firsts = [*(group.first_offset for group in groups), segment.end_offset]
+    firsts = [segment.first_offset, *(group.first_offset for group in groups[1:]), segment.end_offset]
     runs: list[Rescue] = []
     for index, group in enumerate(groups):
         if group.first_offset in damaged:
@@ -141,7 +142,8 @@ def _check_names(path: Path, stream: StreamId, topic: str, segment: Segment) -> 
         raise DataDamaged(
             f"it says that it belongs to topic {stated[0]} id {stated[1]} partition {stated[2]}"
         )
-    if path.name.removesuffix(".damaged") != file_name(segment.first_offset):
+    name = parse_name(path.name.removesuffix(".damaged"))
+    if name is None or name.first_offset != segment.first_offset:
         raise DataDamaged(f"it says that its first offset is {segment.first_offset}")
 
 
@@ -158,6 +160,8 @@ def _group_flaws(path: Path, segment: Segment, on_bytes: OnBytes) -> Iterator[Fl
         yield Flaw("its row groups or columns are not those listed", segment.first_offset, segment.end_offset)
         return
     stated = _Stated(segment)
+    name = parse_name(segment.file_name)
+    is_rewritten = name is not None and name.round > 0  # Compaction makes holes, and the broker checked it.
     for index, group in enumerate(groups):
         end = groups[index + 1].first_offset if index + 1 < len(groups) else segment.end_offset
         table = _read_group(whole, file, index, group)
@@ -165,7 +169,8 @@ def _group_flaws(path: Path, segment: Segment, on_bytes: OnBytes) -> Iterator[Fl
             stated.is_complete = False
             yield Flaw(f"row group {index} {table}", group.first_offset, end, group.byte_start)
         else:
-            yield from _offset_flaws(table.column("offset"), index, group, end)
+            found = _offset_flaws(table.column("offset"), index, group, end)
+            yield from (flaw for flaw in found if not (flaw.is_hole and is_rewritten))
             stated.compare(table)
         on_bytes(group.byte_length)
     complaint = stated.complaint()

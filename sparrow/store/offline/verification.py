@@ -19,6 +19,7 @@ import msgspec
 from sparrow.kernel import facts
 from sparrow.model.errors import CatalogDamaged, DataDamaged, DataDirectoryNewer
 from sparrow.model.message import StreamId
+from sparrow.store import audit
 from sparrow.store.catalog_tables import Segment, StreamRow
 from sparrow.store.directory import TopicFile
 from sparrow.store.entry import Header, unpack
@@ -34,7 +35,7 @@ from sparrow.store.recovery import JournalScan, Replay, scan_journal
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
-_ROOT_NAMES = {"sparrow.json", "lock", "journal", "topics", "lost+found", "set-aside"}
+_ROOT_NAMES = {"sparrow.json", "lock", "journal", "stage", "topics", "lost+found", "set-aside"}
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -327,7 +328,7 @@ class _Verification:
             for path in sorted((self._root / "topics").glob(f"*/*/*.parquet{pattern}")):
                 self._note(self._name(path), what, "a rebuild set it aside; nothing is read from it")
         for path in sorted(self._root.iterdir()):
-            if path.name not in _ROOT_NAMES and not path.name.startswith("catalog."):
+            if path.name not in _ROOT_NAMES and not path.name.startswith(("catalog.", audit.NAME)):
                 self._note(self._name(path), "it is not a file of Sparrow", "it is left alone")
 
     def _damage(self, file: str, what: str, meaning: str, **place: int | str) -> None:

@@ -1,0 +1,1 @@
+"""The families of the HTTP API, one module each; ``family`` is what they share."""

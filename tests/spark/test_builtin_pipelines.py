@@ -1,0 +1,192 @@
+"""Built-in transformations, expectations and the search for poison, over a few messages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sparrow.model.errors import InvalidPipeline
+from sparrow.model.pipeline import parse_pipeline
+from sparrow.spark.options import Where
+from sparrow.spark.pipelines import builtin
+from sparrow.spark.pipelines.plan import LETTER, ROW, Poisons, find_function, make_plan, stretch_loader
+from sparrow.spark.pipelines.poison import Search, describe
+
+DECLARATIVE = Path(__file__).resolve().parents[2] / "examples" / "declarative"
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def declared(**changes: Any) -> Any:
+    return parse_pipeline(
+        {
+            "name": "p",
+            "source": {"topic": "orders", "schema": "id STRING, amount INT"},
+            "sql": "SELECT id, 100 / amount AS share FROM source",
+            "sinks": [{"topic": "out"}],
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def where(served: Any) -> Where:
+    served.client.create_topic("orders")
+    rows = [{"id": "a", "amount": 1}, {"id": "b", "amount": 0}, {"id": "c", "amount": 4}]
+    served.client.publish_batch(
+        "orders",
+        [*(json.dumps(row).encode() for row in rows), b"nonsense"],
+        keys=["a", "b", "c", None],
+        attributes=[{"country": "de"}, None, {"country": "us"}, None],
+        event_times=[datetime.now(UTC) - timedelta(seconds=5)] * 4,
+    )
+    return Where(f"sparrow://{served.address}", None)
+
+
+def rows_of(spark: Any, pipeline: Any, where: Where, poisons: Poisons, end: int = 4) -> tuple[list[Any], Any]:
+    load = stretch_loader(spark, where, {"p": [("orders", 0, 0, end)]})
+    plan = make_plan(spark, pipeline, load, poisons)
+    found = plan.frame.collect()
+    return [row[ROW] for row in found if row[ROW]], [row[LETTER] for row in found if row[LETTER]]
+
+
+def test_rows_that_do_not_parse_or_do_not_meet_expectations_are_letters(spark: Any, where: Where) -> None:
+    pipeline = declared(expect={"the amount is positive": "amount > 0"})
+    rows, letters = rows_of(spark, pipeline, where, Poisons())
+    assert [(row["id"], row["share"]) for row in rows] == [("a", 100.0), ("c", 25.0)]
+    found = {letter["offset"]: letter for letter in letters}
+    assert (found[1]["reason"], found[1]["error"]) == ("the amount is positive", "amount > 0")
+    assert (found[3]["reason"], bytes(found[3]["data"])) == ("malformed", b"nonsense")
+    assert {letter["subscription"] for letter in letters} == {"p"}
+
+
+def test_the_row_that_is_to_blame_is_found_and_set_apart(spark: Any, where: Where) -> None:
+    pipeline = declared()
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        rows_of(spark, pipeline, where, Poisons())
+    found = Search(spark, pipeline, where, Poisons()).run({"p": [("orders", 0, 0)]})
+    assert list(found.places) == ["p"]
+    ((place, error),) = found.places["p"].items()
+    assert place == ("orders", 0, 1)
+    assert "DIVIDE_BY_ZERO" in error
+    rows, letters = rows_of(spark, pipeline, where, found)
+    assert [row["id"] for row in rows] == ["a", "c"]
+    assert sorted((letter["offset"], letter["reason"]) for letter in letters) == [
+        (1, "poison"),
+        (3, "malformed"),
+    ]
+
+
+def test_a_query_that_is_wrong_by_itself_blames_no_row(spark: Any, where: Where) -> None:
+    pipeline = declared(sql="SELECT nothing FROM source")
+    assert len(Search(spark, pipeline, where, Poisons()).run({"p": [("orders", 0, 0)]})) == 0
+
+
+def test_statistics_count_by_topic_and_minute(spark: Any, where: Where) -> None:
+    source = {"source": {"topic": "orders"}, "sql": None, "builtin": "statistics"}
+    pipeline = declared(**{key: value for key, value in source.items() if value})
+    load = stretch_loader(spark, where, {"p": [("orders", 0, 0, 4)]})
+    rows = [row[ROW] for row in make_plan(spark, _without_sql(pipeline), load, Poisons()).frame.collect()]
+    assert sum(row["messages"] for row in rows) == 4
+    assert {row["topic"] for row in rows} == {"orders"}
+    assert sum(row["bytes"] for row in rows) == sum(len(each) for each in PAYLOADS)
+    assert all(4 < row["latency_p50_s"] < 60 for row in rows)
+    assert rows[0]["messages_per_s"] == rows[0]["messages"] / 60
+    assert all(row["errors"] == 0 for row in rows)
+    top = [each["item"] for row in rows for each in row["top_keys"]]
+    assert {"a", "b", "c"} <= set(top)
+    with pytest.raises(InvalidPipeline, match=r"options\.windo "):
+        builtin.find("statistics")({}, {"windo": "1 hour"})
+
+
+PAYLOADS = [
+    b'{"id": "a", "amount": 1}',
+    b'{"id": "b", "amount": 0}',
+    b'{"id": "c", "amount": 4}',
+    b"nonsense",
+]
+
+
+def _without_sql(pipeline: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(pipeline, sql=None)
+
+
+def test_a_replay_chooses_by_time_key_and_condition_and_says_what_it_is_of(spark: Any, where: Where) -> None:
+    load = stretch_loader(spark, where, {"p": [("orders", 0, 0, 4)]})
+    source = load("p", declared().sources["source"])
+    replay = builtin.find("replay")
+    later = datetime.now(UTC) + timedelta(hours=1)
+
+    def offsets(**options: str) -> list[str]:
+        found = replay({"source": source}, options).collect()
+        return sorted(row["attributes"]["replay_of"] for row in found)
+
+    assert offsets(until=later.isoformat()) == [f"orders/0/{number}" for number in range(4)]
+    assert offsets(until=(later - timedelta(hours=2)).isoformat()) == []
+    assert offsets(keys="a, c") == ["orders/0/0", "orders/0/2"]
+    assert offsets(where="attributes['country'] = 'us'") == ["orders/0/2"]
+    (row,) = replay({"source": source}, {"keys": "c"}).collect()
+    assert (bytes(row["data"]), row["key"], row["attributes"]["country"]) == (PAYLOADS[2], "c", "us")
+    with pytest.raises(InvalidPipeline, match=r"options\.til "):
+        replay({"source": source}, {"til": "x"})
+
+
+def test_functions_that_cannot_be_loaded_are_named() -> None:
+    for place in ("no_such_module:f", "/no/such/file.py:f", "json:no_such_function"):
+        with pytest.raises(InvalidPipeline, match="cannot be loaded"):
+            find_function(place)
+    with pytest.raises(InvalidPipeline, match="does not exist"):
+        builtin.find("magic")
+
+
+def test_errors_are_told_in_one_line() -> None:
+    assert describe(ValueError("first\nsecond")) == "first"
+    trace = "An exception was thrown\nTraceback:\n  File x\nValueError: no such thing\n"
+    assert describe(RuntimeError(trace)) == "ValueError: no such thing"
+
+
+def test_the_template_of_declarative_pipelines_declares_a_table_a_sink_and_their_flows() -> None:
+    from pyspark.pipelines.graph_element_registry import (
+        GraphElementRegistry,
+        graph_element_registration_context,
+    )
+
+    class Registry(GraphElementRegistry):
+        def __init__(self) -> None:
+            self.outputs: list[Any] = []
+            self.flows: list[Any] = []
+
+        def register_output(self, output: Any) -> None:
+            self.outputs.append(output)
+
+        def register_flow(self, flow: Any) -> None:
+            self.flows.append(flow)
+
+        def register_auto_cdc_flow(self, flow: Any) -> None:
+            raise AssertionError(flow)
+
+        def register_sql(self, sql_text: str, file_path: Path) -> None:
+            raise AssertionError(sql_text)
+
+    spec = yaml.safe_load((DECLARATIVE / "spark-pipeline.yml").read_text())
+    assert spec["libraries"] == [{"glob": {"include": "transformations/**"}}]
+    registry = Registry()
+    file = DECLARATIVE / "transformations" / "alerts.py"
+    with graph_element_registration_context(registry):
+        module = importlib.util.spec_from_file_location("alerts", file)
+        assert module is not None
+        assert module.loader is not None
+        module.loader.exec_module(importlib.util.module_from_spec(module))
+    assert [output.name for output in registry.outputs] == ["orders", "alerts"]
+    assert registry.outputs[1].format == "sparrow"
+    assert {(flow.name, flow.target) for flow in registry.flows} == {
+        ("orders", "orders"),
+        ("large_orders", "alerts"),
+    }
