@@ -81,7 +81,7 @@ def test_benchmark_judges_each_of_its_promises_and_leaves_nothing_behind(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode in (KEPT, BROKEN), done.stderr
     report = json.loads(done.stdout)

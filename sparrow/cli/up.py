@@ -76,7 +76,7 @@ def up(
 
 def run(settings: Settings, *, as_json: bool = False) -> None:
     """Serve until a signal, on an event loop of its own."""
-    _keep_pandas_out()
+    _travel_light()
     import uvloop
 
     from sparrow.broker.broker import Broker
@@ -132,19 +132,20 @@ async def serve(settings: Settings, open_broker: OpenBroker, *, as_json: bool = 
     log.info("broker-stopped")
 
 
-def _keep_pandas_out() -> None:
-    """Where pandas is installed pyarrow would load it at its first conversion: 40 MB and a long start for
-    nothing. It looks once; afterwards pandas may be imported as ever."""
-    import pyarrow as pa
+def _travel_light() -> None:
+    """Where numpy and pandas are installed pyarrow loads them, at its import and its first conversion: 50 MB
+    and a long start for nothing. It looks once; afterwards they may be imported as ever."""
 
     class Refusal:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-            if name == "pandas":
+            if name in ("numpy", "pandas"):
                 raise ImportError(name)
 
     refusal = Refusal()
     sys.meta_path.insert(0, refusal)
     try:
+        import pyarrow as pa
+
         pa.scalar(None)
     finally:
         sys.meta_path.remove(refusal)

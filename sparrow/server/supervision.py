@@ -51,7 +51,8 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._said: deque[str] = deque(maxlen=20)
-        self._starts = 0
+        self.starts = 0
+        """How often a runner was started."""
         self._log = logs.get("pipelines")
 
     def start(self) -> None:
@@ -102,8 +103,8 @@ class Supervisor:
 
     async def _run(self) -> int:
         """One life of the runner; 0 when it was stopped from here because nothing was to run."""
-        self._starts += 1
-        name = f"{NAME} {os.getpid()}-{self._starts}"
+        self.starts += 1
+        name = f"{NAME} {os.getpid()}-{self.starts}"
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -174,7 +175,8 @@ class Supervisor:
         while True:
             await self._until(lambda: not self._pipelines.is_wanted)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._until(lambda: self._pipelines.is_wanted), self._settings.idle_s)
+                async with asyncio.timeout(self._settings.idle_s):
+                    await self._until(lambda: self._pipelines.is_wanted)
                 continue
             return
 
@@ -187,7 +189,8 @@ class Supervisor:
         """A hold that runs out is no change that anybody tells, so there is a look now and then."""
         self._pipelines.changed.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._pipelines.changed.wait(), LOOK_S)
+            async with asyncio.timeout(LOOK_S):
+                await self._pipelines.changed.wait()
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -196,7 +199,8 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), STOP_S)
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

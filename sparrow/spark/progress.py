@@ -30,6 +30,7 @@ class ProgressListener(StreamingQueryListener):
 
     def __init__(self, where: Where) -> None:
         self._where = where
+        self._cursors: dict[str, SubscriptionCursor] = {}
 
     def onQueryStarted(self, event: Any) -> None:
         """Nothing is done yet."""
@@ -45,9 +46,14 @@ class ProgressListener(StreamingQueryListener):
             offsets = positions(source.endOffset)
             if offsets is not None and offsets.subscription is not None:
                 try:
-                    SubscriptionCursor.of(self._where, offsets.subscription).commit(offsets)
+                    self._cursor(offsets.subscription).commit(offsets)
                 except SparrowError as error:
                     _log.warning("progress of %r is not committed: %s", offsets.subscription, error)
+
+    def _cursor(self, name: str) -> SubscriptionCursor:
+        if name not in self._cursors:
+            self._cursors[name] = SubscriptionCursor.of(self._where, name)
+        return self._cursors[name]
 
 
 def positions(text: str | None) -> Offsets | None:

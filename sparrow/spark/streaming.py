@@ -44,6 +44,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[Place, int] | None = None
         """With AvailableNow: the ends when the query began."""
         self._ends: Offsets | None = None
+        self._own: SubscriptionCursor | None = None
         self._took_at_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +60,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return open_origin(self._options.where)
 
     def _cursor(self) -> SubscriptionCursor | None:
-        return SubscriptionCursor.open(self._options) if self._options.subscription else None
+        if self._own is None and self._options.subscription is not None:
+            self._own = SubscriptionCursor.open(self._options)
+        return self._own
 
     # Where to begin.
 
@@ -164,17 +167,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, positions: dict[Place, int], ends: dict[Place, int], bytes_max: int
     ) -> dict[Place, int]:
         """The ends moved back until all together stay within so many bytes; one message always passes."""
-        sizes = {place: size for place, (_, size) in self._measure(positions, ends, bytes_max).items()}
-        if sum(sizes.values()) <= bytes_max and sizes:
-            reached = self._measure(positions, ends, bytes_max)
-            return {place: end for place, (end, _) in reached.items()}
-        found = dict(positions)
-        given = dict(zip(sizes, shares(list(sizes.values()), bytes_max), strict=True))
-        for place in sizes:
-            if given[place] > 0:
-                reached = self._measure(positions, {place: ends[place]}, given[place])
-                found[place] = reached[place][0]
-        return {place: found[place] for place in ends}
+        reached = self._measure(positions, ends, bytes_max)
+        sizes = [size for _, size in reached.values()]
+        found = {place: end for place, (end, _) in reached.items()}
+        if sum(sizes) <= bytes_max:
+            return found
+        for place, share in zip(reached, shares(sizes, bytes_max), strict=True):
+            end = self._measure(positions, {place: ends[place]}, share)[place][0] if share else None
+            found[place] = positions[place] if end is None else end
+        return found
 
     def _measure(
         self, positions: dict[Place, int], ends: dict[Place, int], bytes_max: int

@@ -7,8 +7,10 @@ says what it reads.
 
 from __future__ import annotations
 
+import asyncio
+
 from sparrow.kernel.pattern import parse_pattern
-from sparrow.model.errors import InvalidOption, NotFound, OffsetOutOfRange, SubscriptionNotFound
+from sparrow.model.errors import InvalidOption, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
 from sparrow.spark.offsets import Offsets
 from sparrow.spark.options import ReadOptions, Where
 from sparrow.spark.origins import BrokerOrigin, open_broker
@@ -20,6 +22,7 @@ class SubscriptionCursor:
     def __init__(self, origin: BrokerOrigin, name: str) -> None:
         self._origin = origin
         self._name = name
+        self._committed: set[tuple[tuple[str, int], int]] = set()
 
     @classmethod
     def open(cls, options: ReadOptions) -> SubscriptionCursor:
@@ -54,12 +57,17 @@ class SubscriptionCursor:
 
     def commit(self, offsets: Offsets) -> None:
         """Everything below these positions is done."""
-        for (topic, partition), offset in offsets.next.items():
-            self._origin.run(self._commit(topic, partition, offset))
+        changed = [item for item in offsets.next.items() if item not in self._committed]
+        if changed:
+            self._origin.run(self._commit(changed))
+            self._committed = set(offsets.next.items())
 
-    async def _commit(self, topic: str, partition: int, offset: int) -> None:
+    async def _commit(self, changed: list[tuple[tuple[str, int], int]]) -> None:
         handle = await self._origin.broker.subscription(self._name)
-        try:
-            await handle.commit(topic, partition, offset)
-        except (NotFound, OffsetOutOfRange):
-            return  # The topic is gone or new; the query itself complains if that matters.
+        places = [handle.commit(topic, partition, offset) for (topic, partition), offset in changed]
+        for outcome in await asyncio.gather(*places, return_exceptions=True):
+            # A topic that is gone or new: the query itself complains if that matters.
+            if isinstance(outcome, BaseException) and not isinstance(
+                outcome, TopicNotFound | OffsetOutOfRange
+            ):
+                raise outcome

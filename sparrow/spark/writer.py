@@ -28,7 +28,7 @@ from sparrow.model.errors import (
     SparrowError,
 )
 from sparrow.model.topic import Codec
-from sparrow.spark.sink import Staged, WritePlan, transaction_of
+from sparrow.spark.writeplan import Staged, WritePlan, transaction_of
 from sparrow.store import batch as batches
 
 _GATHER_BYTES = 2 * 1024 * 1024

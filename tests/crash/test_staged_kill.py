@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import signal
 import time
 import traceback
@@ -22,7 +23,7 @@ from sparrow.broker.broker import Broker
 from sparrow.model.settings import KIB, MIB, JournalSettings, Settings
 from sparrow.model.stage import StagingSettings
 
-LIVES = 12
+LIVES, LIVES_MAX = 12, 60
 PARTS = 3
 CALLS = 4
 
@@ -80,6 +81,7 @@ async def live(data: Path, life: int, heard: int, report: int) -> None:
         known = 0 if newest is None else newest + 1
         assert known in (heard, heard + 1), f"{known} batches are known, {heard} were answered"
         assert await found(broker) == expected(known)
+        os.write(report, b"ready\n")
         batch = heard  # The one without an answer is sent again, whether it is committed or not.
         while True:
             await write_batch(broker, life, batch)
@@ -87,8 +89,9 @@ async def live(data: Path, life: int, heard: int, report: int) -> None:
             batch += 1
 
 
-def run_life(data: Path, life: int, heard: int, life_s: float) -> int:
-    """Lets one child live for a while; how many batches are answered by then."""
+def run_life(data: Path, life: int, heard: int, life_s: float, *, is_awaited: bool) -> int:
+    """Lets one child live for a while, from its start or from when it is ready; how many batches are answered
+    by then."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,11 +104,13 @@ def run_life(data: Path, life: int, heard: int, life_s: float) -> int:
         finally:
             os._exit(status)
     os.close(writing)
+    if is_awaited:
+        select.select([reading], [], [], 60.0)
     time.sleep(life_s)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     with os.fdopen(reading) as lines:
-        told = [int(line) for line in lines]
+        told = [int(line) for line in lines if line != "ready\n"]
     assert os.WIFSIGNALED(status), "the writer found something wrong; see above"
     return told[-1] + 1 if told else heard
 
@@ -113,10 +118,13 @@ def run_life(data: Path, life: int, heard: int, life_s: float) -> int:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_killed_at_any_moment_every_batch_is_published_once_and_in_order(tmp_path: Path) -> None:
     chance = random.Random(11)
-    heard = 0
-    for life in range(LIVES):
-        heard = run_life(tmp_path / "data", life, heard, chance.uniform(0.15, 0.9))
-    assert heard > LIVES
+    heard = life = 0
+    while life < LIVES or (heard < LIVES and life < LIVES_MAX):
+        is_awaited = life % 3 > 0  # Every third life may end while it recovers.
+        life_s = chance.uniform(0.02, 0.6)
+        heard = run_life(tmp_path / "data", life, heard, life_s, is_awaited=is_awaited)
+        life += 1
+    assert heard >= LIVES
 
     async def look() -> None:
         async with await Broker.open(settings(tmp_path / "data")) as broker:

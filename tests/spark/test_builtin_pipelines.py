@@ -88,10 +88,11 @@ def test_a_query_that_is_wrong_by_itself_blames_no_row(spark: Any, where: Where)
 
 
 def test_statistics_count_by_topic_and_minute(spark: Any, where: Where) -> None:
-    source = {"source": {"topic": "orders"}, "sql": None, "builtin": "statistics"}
-    pipeline = declared(**{key: value for key, value in source.items() if value})
+    pipeline = parse_pipeline(
+        {"name": "p", "source": "orders", "builtin": "statistics", "sinks": [{"topic": "out"}]}
+    )
     load = stretch_loader(spark, where, {"p": [("orders", 0, 0, 4)]})
-    rows = [row[ROW] for row in make_plan(spark, _without_sql(pipeline), load, Poisons()).frame.collect()]
+    rows = [row[ROW] for row in make_plan(spark, pipeline, load, Poisons()).frame.collect()]
     assert sum(row["messages"] for row in rows) == 4
     assert {row["topic"] for row in rows} == {"orders"}
     assert sum(row["bytes"] for row in rows) == sum(len(each) for each in PAYLOADS)
@@ -110,12 +111,6 @@ PAYLOADS = [
     b'{"id": "c", "amount": 4}',
     b"nonsense",
 ]
-
-
-def _without_sql(pipeline: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(pipeline, sql=None)
 
 
 def test_a_replay_chooses_by_time_key_and_condition_and_says_what_it_is_of(spark: Any, where: Where) -> None:

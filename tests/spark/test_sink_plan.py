@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 from sparrow.model.errors import InvalidArgument, InvalidOption
 from sparrow.spark import sink
+from sparrow.spark.writeplan import WritePlan, parse_plan
 from sparrow.spark.writer import to_messages
 
 SERVERS = {"servers": "127.0.0.1:9092"}
@@ -53,8 +54,8 @@ def schema(text: str) -> StructType:
     return StructType([StructField(name, TYPES[kind]) for name, kind in pairs])
 
 
-def plan(columns: str, **options: str) -> sink.WritePlan:
-    return sink._plan({**SERVERS, **options}, schema(columns), False, is_stream=True)
+def plan(columns: str, **options: str) -> WritePlan:
+    return parse_plan({**SERVERS, **options}, schema(columns), False, is_stream=True)
 
 
 @pytest.mark.parametrize(

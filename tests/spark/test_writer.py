@@ -13,6 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sparrow.model.errors import InvalidArgument, PreconditionFailed, TopicNotFound
 from sparrow.model.settings import Settings, TopicSettings
 from sparrow.spark import sink, writer
+from sparrow.spark.writeplan import Staged
 from tests.client.test_direct import Lossy
 from tests.spark.conftest import Served
 
@@ -34,18 +35,18 @@ def batch(**columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def data(served: Served, topic: str) -> list[str]:
-    return [str(message.data, "utf-8") for message in served.client.read(topic, max_messages=100_000)]
+    return [str(message.data or b"", "utf-8") for message in served.client.read(topic, max_messages=100_000)]
 
 
 def test_tasks_are_committed_in_the_order_of_their_partitions(served: Served) -> None:
     made = writer_of(served.address, "value", topic="out")
     messages = [made.write(iter([batch(value=[f"{task}"])])) for task in range(3)]
     for place, message in enumerate(messages):
-        assert isinstance(message, sink.Staged)
+        assert isinstance(message, Staged)
         message.partition = 2 - place
     made.commit([None, *messages])
     assert data(served, "out") == ["2", "1", "0"]
-    made.commit(messages)
+    made.commit([*messages])
     assert data(served, "out") == ["2", "1", "0"]
     assert served.client.stages() == []
 

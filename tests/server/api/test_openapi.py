@@ -58,20 +58,40 @@ def fill(url: str) -> None:
         client.post("/v1/subscriptions/billing/snapshots", json={"name": "saved"}).raise_for_status()
 
 
-CHECKED = re.compile(r"/(v1/|health/(live|ready)|openapi|asyncapi|docs)")
+CHECKED = re.compile(r"/(v1/(topics|subscriptions|snapshots)|health/(live|ready)|openapi|asyncapi|docs)")
 ENDLESS = ("GET", "/v1/subscriptions/{subscription}/messages")
 """A stream has no end; see test_stream.py."""
 
 
 def test_no_answer_is_a_server_error_or_one_that_the_document_does_not_describe(address: str) -> None:
-    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+    schema = schemathesis.openapi.from_dict(told(address))
+    schema.config.update(base_url=address)
     asked = 0
     for operation in (result.ok() for result in schema.get_all_operations()):
-        if CHECKED.match(operation.path) and (operation.method.upper(), operation.path) != ENDLESS:
+        if (operation.method.upper(), operation.path) != ENDLESS:
             for mode in GenerationMode:
                 ask(operation, mode)
                 asked += 1
     assert asked > 50
+
+
+def told(address: str) -> dict[str, Any]:
+    """The document, without the paths and the schemas that are not asked about."""
+    document = httpx.get(f"{address}/openapi.json", timeout=TIMEOUT_S).json()
+    document["paths"] = {path: told for path, told in document["paths"].items() if CHECKED.match(path)}
+    schemas, wanted = document["components"]["schemas"], list[str]()
+    waiting = named(document["paths"])
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.append(name)
+            waiting += named(schemas[name])
+    document["components"]["schemas"] = {name: schemas[name] for name in wanted}
+    return dict(document)
+
+
+def named(part: Any) -> list[str]:
+    return re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(part))
 
 
 def ask(operation: Any, mode: GenerationMode) -> None:
@@ -114,7 +134,7 @@ async def test_every_route_is_described_with_a_summary_a_tag_and_its_answers(ser
         assert operation["summary"], name
         assert operation.get("tags"), name
         assert any(status < "300" for status in operation["responses"]), name
-        if "requestBody" in operation and " /v1/" in name:
+        if "requestBody" in operation and CHECKED.match(name.split()[1]):
             assert "example" in operation["requestBody"]["content"]["application/json"], name
 
 

@@ -1,0 +1,1 @@
+"""Pipelines: Spark jobs that are operated like any other subscription (docs/guides/pipelines.md)."""
