@@ -14,6 +14,7 @@ old segments in force or the new ones, and files of the other side, which the ne
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -163,14 +164,15 @@ class _Comparison:
                     yield reader.read_group(index)
 
     def _check_batch(self, batch: pa.RecordBatch) -> None:
-        offsets = batch.column("offset").to_numpy()
+        offsets = _numbers(batch.column("offset"))
         found = 0
         for group in self._old:
             if group.end_offset <= offsets[0]:
                 continue
             if group.first_offset > offsets[-1]:
                 break
-            start, stop = offsets.searchsorted([group.first_offset, group.end_offset])
+            start = bisect_left(offsets, group.first_offset)
+            stop = bisect_left(offsets, group.end_offset)
             if start == stop:
                 continue
             rows = batch.slice(start, stop - start)
@@ -206,7 +208,13 @@ def _old_groups(reader: SegmentReader, segment: Segment) -> Iterator[_OldGroup]:
 
 
 def _count_from(offsets: pa.Array, start: int) -> int:
-    return len(offsets) - int(offsets.to_numpy().searchsorted(start))
+    return len(offsets) - bisect_left(_numbers(offsets), start)
+
+
+def _numbers(offsets: pa.Array) -> memoryview:
+    """The values where they lie."""
+    view = memoryview(offsets.buffers()[1]).cast("q")
+    return view[offsets.offset : offsets.offset + len(offsets)]
 
 
 def give_names(disk: Disk, drafts: Sequence[Draft]) -> None:

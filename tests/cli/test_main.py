@@ -119,7 +119,7 @@ def test_help_loads_neither_a_broker_nor_tables() -> None:
     program = (
         "import sys\nfrom sparrow.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'litestar', 'pyarrow', 'uvloop', 'sqlalchemy', 'rich'} & set(sys.modules)))\n"
+        "print(sorted({'aiohttp', 'pyarrow', 'uvloop', 'sqlalchemy', 'rich'} & set(sys.modules)))\n"
     )
     for words in (["--help"], ["topic", "create", "--help"], ["publish", "--help"], ["dlq", "--help"]):
         done = subprocess.run(

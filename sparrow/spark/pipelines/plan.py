@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from sparrow.model.errors import InvalidPipeline
@@ -25,7 +26,7 @@ from sparrow.spark.options import Where
 from sparrow.spark.pipelines import builtin
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 ROW, LETTER = "__row", "__letter"
 _MESSAGE = "__message"
@@ -140,10 +141,9 @@ def transform(spark: SparkSession, pipeline: Pipeline, views: Mapping[str, DataF
         return builtin.find(pipeline.builtin)(views, dict(pipeline.options))
     assert pipeline.function is not None
     found = find_function(pipeline.function)(**views)
-    if not hasattr(found, "writeStream"):
+    if not isinstance(found, DataFrame):
         raise InvalidPipeline(f"function {pipeline.function} returns {type(found).__name__}, not a DataFrame")
-    result: DataFrame = found
-    return result
+    return found
 
 
 def find_function(place: str) -> Callable[..., Any]:

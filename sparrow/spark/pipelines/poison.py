@@ -7,6 +7,7 @@ rows are alone. A plan that fails over no rows at all, or over none of the halve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,12 +108,19 @@ def describe(error: BaseException) -> str:
     ours = cause(error)
     if ours is not None:
         return f"{ours.message} [{ours.code}] {ours.hint}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(_TELLING)] or lines
+    text = str(error)
+    conditions = [found[0] for found in _CONDITION.finditer(text) if found[1] not in _WRAPPERS]
+    if conditions:
+        return conditions[-1].strip()[:_LENGTH_MAX]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if _is_python_error(line)]
-    return ((raised or told)[-1] if raised else told[0] if told else type(error).__name__)[:1000]
+    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:_LENGTH_MAX]
 
 
+_LENGTH_MAX = 1000
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]{3,})\] [^\n]+")
+_WRAPPERS = frozenset({"STREAM_FAILED", "FOREACH_BATCH_USER_FUNCTION_ERROR"})
+"""What Spark says around the reason."""
 _OF_THE_WORLD = ("Python worker failed to connect back", "Python worker exited", "No space left on device")
 
 
@@ -122,9 +130,6 @@ def is_of_the_world(error: BaseException) -> bool:
     if ours is not None:
         return ours.retryable
     return any(sign in str(error) for sign in _OF_THE_WORLD)
-
-
-_TELLING = ("[", "Caused by: org.apache.spark", "pyspark.errors")
 
 
 def _is_python_error(line: str) -> bool:
