@@ -144,9 +144,9 @@ def _travel_light() -> None:
     refusal = Refusal()
     sys.meta_path.insert(0, refusal)
     try:
-        import pyarrow as pa
+        import pyarrow.compute
 
-        pa.scalar(None)
+        pyarrow.scalar(None)
     finally:
         sys.meta_path.remove(refusal)
 

@@ -27,7 +27,10 @@ STEADY_S = 60.0
 STOP_S = 30.0
 NAME = "sparrow up"
 _MODULE = "sparrow.spark.pipelines.runner"
-_NOISE = re.compile(r"Using Spark's default log4j|Setting default log level|To adjust logging|WARN |^WARNING")
+_NOISE = re.compile(
+    r"Using Spark's default log4j|Setting default log level|To adjust logging|WARN |^WARNING|^\s+(at|File) |"
+    r"^\s*\.\.\. \d+ more|^\{\"ts\""
+)
 _MISSING = "Spark is not installed: `pip install 'sparrow-broker[spark]'`, then start the broker again"
 
 

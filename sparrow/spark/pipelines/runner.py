@@ -222,7 +222,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """``python -m sparrow.spark.pipelines.runner``."""
     given = _parse(words)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    for name in ("py4j", "SQLQueryContextLogger"):  # What they say comes as the error of a pipeline.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     settings = PipelineSettings(
         master=given.master,
         driver_memory=given.driver_memory,
