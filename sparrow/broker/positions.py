@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.kernel.cursor import Cursor
 from sparrow.kernel.exchange import total
+from sparrow.kernel.lag import PartitionLag
 from sparrow.kernel.snapshot import Snapshot, expired, find, take
 from sparrow.model.errors import AlreadyExists, InvalidArgument, OffsetOutOfRange
 from sparrow.model.message import StreamId
@@ -20,16 +21,6 @@ from sparrow.model.names import parse_subscription
 from sparrow.store.ports import Store
 
 _KIND = "snapshot"
-
-
-class PartitionLag(NamedTuple):
-    """How far a subscription is behind in one partition."""
-
-    topic: str
-    partition: int
-    messages: int
-    oldest_offset: int | None
-    """The oldest message that is not done; ``None`` when all are."""
 
 
 class Positions:

@@ -17,12 +17,12 @@ from sparrow.broker.courier import Courier, Portion, Seat
 from sparrow.broker.deadletters import DeadLetters
 from sparrow.broker.groups import Groups
 from sparrow.broker.lags import Lags
-from sparrow.broker.positions import PartitionLag, Positions
+from sparrow.broker.positions import Positions
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.kernel.exchange import Refusal, Settled
 from sparrow.kernel.filter import parse_filter
-from sparrow.kernel.lag import LagReport
+from sparrow.kernel.lag import LagReport, PartitionLag
 from sparrow.kernel.lease import AckNames, name_offsets, parse_ack_ids
 from sparrow.model.consumer import Consumer, Target, check_number, sort_target
 from sparrow.model.errors import BrokerClosed

@@ -190,11 +190,31 @@ class BlockingBroker(BlockingPipelines):
     # Staged publishes.
 
     def stage(
-        self, transaction: str, part: str, topic: str, table: Any, *, position: int | None = None
+        self,
+        transaction: str,
+        part: str,
+        topic: str,
+        table: Any,
+        *,
+        position: int | None = None,
+        publisher: str | None = None,
+        priority_class: str | None = None,
+        token: str | None = None,
     ) -> Stage:
         """Adds an Arrow table to a part that a commit will publish; with ``position``, the number of its
         first call, a repeat is recognised."""
-        return self._run(self._target.stage(transaction, part, topic, table, position=position))
+        return self._run(
+            self._target.stage(
+                transaction,
+                part,
+                topic,
+                table,
+                position=position,
+                publisher=publisher,
+                priority_class=priority_class,
+                token=token,
+            )
+        )
 
     def commit_staged(
         self,

@@ -222,10 +222,20 @@ class RemoteBroker(RemotePipelines):
     # Staged publishes.
 
     async def stage(
-        self, transaction: str, part: str, topic: str, table: Any, *, position: int | None = None
+        self,
+        transaction: str,
+        part: str,
+        topic: str,
+        table: Any,
+        *,
+        position: int | None = None,
+        publisher: str | None = None,
+        priority_class: str | None = None,
+        token: str | None = None,
     ) -> Stage:
         """Adds a table to a part that a commit will publish. The part counts calls, several for a large
         table; with ``position``, the number of the first, calls are sent again when the connection breaks."""
+        self._check_sender(publisher, priority_class, token)
         return await self._stager.stage(transaction, part, topic, admission.to_arrow(table), position)
 
     async def commit_staged(

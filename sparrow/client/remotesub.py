@@ -19,7 +19,7 @@ from sparrow.client.remoteletters import RemoteDeadLetters
 from sparrow.client.session import Session
 from sparrow.client.settling import Held, complain, parse_names, to_ranges
 from sparrow.client.supply import Supply
-from sparrow.kernel.lag import LagReport
+from sparrow.kernel.lag import LagReport, PartitionLag
 from sparrow.model.consumer import Consumer, Target, check_number
 from sparrow.model.errors import InvalidArgument, PreconditionFailed
 from sparrow.model.group import Committed, GroupInfo, MemberInfo
@@ -233,6 +233,12 @@ class RemoteSubscription(Consumer):
         """Messages that are not done yet."""
         await self._settle_first()
         return int(await self._call("lag", int))
+
+    async def partition_lags(self) -> list[PartitionLag]:
+        """The same by partition."""
+        await self._settle_first()
+        found: list[PartitionLag] = await self._call("partition_lags", list[PartitionLag])
+        return found
 
     async def lag_report(self) -> LagReport:
         """Lag in all its figures: depth, ages, rates, levels, trend, time to catch up."""

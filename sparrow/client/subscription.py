@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sparrow.client.loop import LoopThread
-from sparrow.kernel.lag import LagReport
+from sparrow.kernel.lag import LagReport, PartitionLag
 from sparrow.model.group import Assigned, Committed, GroupInfo, MemberInfo
 from sparrow.model.message import Delivered
 from sparrow.model.push import PushState
@@ -155,6 +155,11 @@ class BlockingSubscription:
     def lag(self) -> int:
         """Messages that are not done yet."""
         return int(self._thread.run(self._target.lag()))
+
+    def partition_lags(self) -> list[PartitionLag]:
+        """The same by partition."""
+        found: list[PartitionLag] = self._thread.run(self._target.partition_lags())
+        return found
 
     def lag_report(self) -> LagReport:
         """Lag in all its figures: depth, ages, rates, levels, trend, time to catch up."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -76,6 +77,16 @@ class Gauge:
         """Other limits; the level stays until the value has held against them."""
         self._warn.change(RELEASE_SHARE * warn, warn)
         self._critical.change(RELEASE_SHARE * critical, critical)
+
+
+class PartitionLag(NamedTuple):
+    """How far a subscription is behind in one partition."""
+
+    topic: str
+    partition: int
+    messages: int
+    oldest_offset: int | None
+    """The oldest message that is not done; ``None`` when all are."""
 
 
 class LagReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,9 +41,9 @@ BROKER_VERBS = frozenset(
 )  # fmt: skip
 SUBSCRIPTION_VERBS = frozenset(
     [
-        "seek", "snapshot", "commit", "lag", "lag_report", "consumer_lag", "sample_share", "in_flight",
-        "members", "group", "rebalance", "committed", "update", "pause", "resume", "unsubscribe",
-        "push_state", "push_secrets", "rotate_secret",
+        "seek", "snapshot", "commit", "lag", "partition_lags", "lag_report", "consumer_lag", "sample_share",
+        "in_flight", "members", "group", "rebalance", "committed", "update", "pause", "resume",
+        "unsubscribe", "push_state", "push_secrets", "rotate_secret",
     ]
 )  # fmt: skip
 DEAD_LETTER_VERBS = frozenset(

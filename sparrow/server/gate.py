@@ -41,8 +41,8 @@ _ABOUT_TOPIC = {
 """Figures and settings of a topic: for everybody who has anything to do with it."""
 _ABOUT_SUBSCRIPTION = frozenset(
     [
-        "lag", "lag_report", "consumer_lag", "sample_share", "in_flight", "members", "group", "committed",
-        "push_state", "list", "get", "replays", "statistics", "wait",
+        "lag", "partition_lags", "lag_report", "consumer_lag", "sample_share", "in_flight", "members",
+        "group", "committed", "push_state", "list", "get", "replays", "statistics", "wait",
     ]
 )  # fmt: skip
 """Verbs of a subscription and of its dead letters that change nothing."""

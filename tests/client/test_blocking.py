@@ -40,6 +40,10 @@ FOR_PROTOCOLS = [
     ("Broker", "flow_listeners"),
     ("Broker", "next_sequence"),
     ("Broker", "wait_for"),
+    ("Broker", "stage_encoded"),
+    ("Broker", "pipeline_desk"),
+    ("BrokerSubscription", "allow"),
+    ("BrokerMember", "is_member"),
     ("BrokerSubscription", "pull_portions"),
     ("BrokerSubscription", "ack_names"),
     ("BrokerSubscription", "nack_names"),
@@ -77,7 +81,8 @@ def broker(tmp_path: Path) -> Iterator[BlockingBroker]:
 
 
 def verbs(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    held = [kind, *(base for base in kind.__bases__ if base.__name__.endswith(("Verbs", "Consumer")))]
+    return {name: each for part in held for name, each in vars(part).items() if not name.startswith("_")}
 
 
 def cases() -> Iterator[Any]:

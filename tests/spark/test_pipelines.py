@@ -183,8 +183,8 @@ def test_the_sample_pipelines_run_as_subscriptions_do(up: Up) -> None:
     status = up.command("pipeline", "status", "revenue")
     assert (status["state"], status["lag"], status["dead_letters"], status["error"]) == ("running", 0, 3, "")
     assert status["progress"]["batch_s"] > 0
-    metrics = httpx.get(f"{up.http}/metrics").text if httpx.get(f"{up.http}/metrics").is_success else ""
-    assert not metrics or 'sparrow_lag_messages{subscription="revenue"} 0' in metrics
+    wait_for(lambda: 'sparrow_lag_messages{subscription="revenue"} 0' in httpx.get(f"{up.http}/metrics").text)
+    assert 'sparrow_pipeline_running{pipeline="revenue"} 1' in httpx.get(f"{up.http}/metrics").text
 
     # Stop, start.
     assert up.command("pipeline", "stop", "fraud", "--wait")["state"] == "stopped"

@@ -174,7 +174,11 @@ def _looking(api: Api) -> list[Any]:
     @get(
         ["/api/v1/messages/pending", "/admin/pending"],
         opt=described(
-            "Messages in the hands of consumers", tag=TAG, query=PendingQuery, answers={200: PendingList}
+            "Messages in the hands of consumers",
+            tag=TAG,
+            query=PendingQuery,
+            answers={200: PendingList},
+            errors=(404,),
         ),
     )
     async def pending(request: Req) -> Answer:

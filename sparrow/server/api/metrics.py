@@ -241,7 +241,11 @@ def routes(api: Api) -> list[Any]:
     @get(
         "/api/v1/metrics/consumers",
         opt=described(
-            "Subscriptions in figures", tag=TAG, query=ConsumersQuery, answers={200: ConsumerMetricsList}
+            "Subscriptions in figures",
+            tag=TAG,
+            query=ConsumersQuery,
+            answers={200: ConsumerMetricsList},
+            errors=(404,),
         ),
     )
     async def consumers(request: Req) -> Answer:

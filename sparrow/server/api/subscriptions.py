@@ -21,7 +21,15 @@ from sparrow.broker.subscription import BrokerSubscription
 from sparrow.model.access import Action
 from sparrow.model.errors import InvalidArgument
 from sparrow.model.push import PushFormat, PushPolicy, PushState
-from sparrow.model.subscription import Expired, Guarantee, Ordering, RetryPolicy, Subscription
+from sparrow.model.subscription import Delivery as Consumption
+from sparrow.model.subscription import (
+    Expired,
+    Guarantee,
+    Ordering,
+    RetryPolicy,
+    Subscription,
+    SubscriptionPolicy,
+)
 from sparrow.server.api.family import (
     Answer,
     Api,
@@ -47,7 +55,7 @@ _BACKOFF_MAX_S = RetryPolicy().max_backoff_s
 class Delivery(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """How messages reach the consumer; all but the type is for webhooks."""
 
-    type: Literal["webhook", "stream", "pull"]
+    type: Literal["webhook", "stream", "pull", "pipeline"]
     url: str | None = None
     format: PushFormat | None = None
     max_concurrency: int | None = None
@@ -59,6 +67,10 @@ class Delivery(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     def to_push(self) -> dict[str, Any] | None:
         """The push options of the broker."""
+        if self.type == "pipeline":
+            raise InvalidArgument(
+                "delivery.type 'pipeline' is that of pipelines", hint="Apply one: PUT /v1/pipelines/{name}."
+            )
         names = [name for name in self.__struct_fields__ if name != "type"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.type == "webhook":
@@ -272,7 +284,7 @@ def view(subscription: Subscription, state: PushState | None = None) -> Subscrip
         name=subscription.name,
         topic_id=subscription.pattern,
         status=status,
-        delivery=Delivery("stream") if policy.push is None else _webhook(policy.push),
+        delivery=_delivery(policy),
         retry_policy=RetriesView(
             max_attempts=policy.attempts_max,
             backoff="fixed" if retry.multiplier == 1 else "exponential",
@@ -293,6 +305,12 @@ def view(subscription: Subscription, state: PushState | None = None) -> Subscrip
         created_at=timestamp(subscription.created_at_us) or "",
         push=UNSET if state is None else state,
     )
+
+
+def _delivery(policy: SubscriptionPolicy) -> Delivery:
+    if policy.delivery is Consumption.PIPELINE:
+        return Delivery("pipeline")
+    return Delivery("stream") if policy.push is None else _webhook(policy.push)
 
 
 def _webhook(push: PushPolicy) -> Delivery:

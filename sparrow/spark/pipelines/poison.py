@@ -114,7 +114,7 @@ def describe(error: BaseException) -> str:
         return conditions[-1].strip()[:_LENGTH_MAX]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if _is_python_error(line)]
-    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:_LENGTH_MAX]
+    return (raised[0] if raised else lines[0] if lines else type(error).__name__)[:_LENGTH_MAX]
 
 
 _LENGTH_MAX = 1000

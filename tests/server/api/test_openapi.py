@@ -58,7 +58,12 @@ def fill(url: str) -> None:
         client.post("/v1/subscriptions/billing/snapshots", json={"name": "saved"}).raise_for_status()
 
 
-CHECKED = re.compile(r"/(v1/(topics|subscriptions|snapshots)|health/(live|ready)|openapi|asyncapi|docs)")
+CHECKED = re.compile(
+    r"(?!/api/v1/admin/(shutdown|maintenance|support-bundle)|/metrics|/health/deep|/api/v1/health)"
+    r"(?!/topics/[^/]*/messages$)/"
+)
+"""All but what stops the broker, checks all of it or waits for messages."""
+EXAMPLED = re.compile(r"/v1/(topics|subscriptions|snapshots)")
 ENDLESS = ("GET", "/v1/subscriptions/{subscription}/messages")
 """A stream has no end; see test_stream.py."""
 

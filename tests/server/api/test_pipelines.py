@@ -20,6 +20,8 @@ async def test_a_pipeline_is_operated_over_http(served: Served) -> None:
     http = served.http
     made = await http.put("/v1/pipelines/large", json=DECLARED)
     assert (made.status_code, made.json()["state"], made.json()["lag"]) == (200, "waiting", 1)
+    shown = (await http.get("/v1/subscriptions/large")).json()
+    assert (shown["topic_id"], shown["delivery"]) == ("orders.#", {"type": "pipeline"})
     stopped = await http.post("/v1/pipelines/large/stop")
     assert stopped.json()["state"] == "stopped"
     sought = await http.post("/v1/pipelines/large/seek", json={"position": "latest"})
