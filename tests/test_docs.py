@@ -59,11 +59,21 @@ def blocks(file: Path) -> list[Block]:
     ]
 
 
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all documents run that use Spark: a JVM stays in the directory that it was started in."""
+    return tmp_path_factory.mktemp("spark")
+
+
 @pytest.mark.parametrize("file", [f for f in FILES if blocks(f)], ids=lambda f: str(f.relative_to(ROOT)))
 def test_every_example_of_the_file_runs(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: Path,
+    tmp_path: Path,
+    spark_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(spark_home if "sparrow.spark" in file.read_text() else tmp_path)
     namespace: dict[str, Any] = {"__name__": file.stem}
     with contextlib.ExitStack() as stack:
         text, address = file.read_text(), ADDRESS

@@ -482,7 +482,10 @@ class Flow:
             self._tell(gate)
         if gate.trim is not None:
             wanted, gate.trim = gate.trim, None
+            is_more_coming = gate.under_way > 0
             gate.given_up += await self._trimming.trim(self._lags.of_topic(topic), wanted)
+            if is_more_coming and gate.trim is None:
+                gate.trim = wanted  # What was let in and not stored yet counts at the next look.
 
     def _log_change(self, gate: Gate, before: str) -> None:
         report = gate.report()

@@ -163,9 +163,7 @@ def stop(
     _show_done(found, as_json)
 
 
-@app.command(
-    epilog="Examples: sparrow pipeline seek revenue '2h ago'; sparrow pipeline seek revenue earliest"
-)
+@app.command(epilog="Example: sparrow pipeline seek revenue '2h ago'")
 def seek(
     name: Name,
     target: Annotated[

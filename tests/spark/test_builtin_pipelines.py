@@ -15,7 +15,8 @@ from sparrow.model.errors import InvalidPipeline
 from sparrow.model.pipeline import parse_pipeline
 from sparrow.spark.options import Where
 from sparrow.spark.pipelines import builtin
-from sparrow.spark.pipelines.plan import LETTER, ROW, Poisons, find_function, make_plan, stretch_loader
+from sparrow.spark.pipelines.batches import Batches
+from sparrow.spark.pipelines.plan import Poisons, find_function, make_frame, make_letters, stretch_loader
 from sparrow.spark.pipelines.poison import Search, describe
 
 DECLARATIVE = Path(__file__).resolve().parents[2] / "examples" / "declarative"
@@ -48,11 +49,10 @@ def where(served: Any) -> Where:
     return Where(f"sparrow://{served.address}", None)
 
 
-def rows_of(spark: Any, pipeline: Any, where: Where, poisons: Poisons, end: int = 4) -> tuple[list[Any], Any]:
-    load = stretch_loader(spark, where, {"p": [("orders", 0, 0, end)]})
-    plan = make_plan(spark, pipeline, load, poisons)
-    found = plan.frame.collect()
-    return [row[ROW] for row in found if row[ROW]], [row[LETTER] for row in found if row[LETTER]]
+def rows_of(spark: Any, pipeline: Any, where: Where, poisons: Poisons) -> tuple[list[Any], list[Any]]:
+    load = stretch_loader(spark, where, {"p": [("orders", 0, 0, 4)]})
+    rows = make_frame(spark, pipeline, load, poisons).collect()
+    return rows, make_letters(pipeline, load, poisons).collect()
 
 
 def test_rows_that_do_not_parse_or_do_not_meet_expectations_are_letters(spark: Any, where: Where) -> None:
@@ -92,7 +92,7 @@ def test_statistics_count_by_topic_and_minute(spark: Any, where: Where) -> None:
         {"name": "p", "source": "orders", "builtin": "statistics", "sinks": [{"topic": "out"}]}
     )
     load = stretch_loader(spark, where, {"p": [("orders", 0, 0, 4)]})
-    rows = [row[ROW] for row in make_plan(spark, pipeline, load, Poisons()).frame.collect()]
+    rows = make_frame(spark, pipeline, load, Poisons()).collect()
     assert sum(row["messages"] for row in rows) == 4
     assert {row["topic"] for row in rows} == {"orders"}
     assert sum(row["bytes"] for row in rows) == sum(len(each) for each in PAYLOADS)
@@ -145,6 +145,23 @@ def test_errors_are_told_in_one_line() -> None:
     assert describe(ValueError("first\nsecond")) == "first"
     trace = "An exception was thrown\nTraceback:\n  File x\nValueError: no such thing\n"
     assert describe(RuntimeError(trace)) == "ValueError: no such thing"
+
+
+def test_a_batch_begins_where_the_one_before_ends(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+
+    def note(number: int, **offsets: int) -> None:
+        positions = {f"orders/{name[1:]}": at for name, at in offsets.items()}
+        told = {"version": 1, "epochs": {"orders": 7}, "subscription": "p", **positions}
+        (tmp_path / "offsets" / str(number)).write_text(f"v1\n{{}}\n{json.dumps(told)}")
+
+    note(0, p0=4)
+    note(1, p0=4)
+    note(2, p0=9, p1=2)
+    batches = Batches(None, str(tmp_path), {"p": [("orders", 0, 3)]})
+    assert batches.stretches(0) == {"p": [("orders", 0, 3, 4)]}
+    assert batches.stretches(1) == {}
+    assert batches.stretches(2) == {"p": [("orders", 0, 4, 9), ("orders", 1, -2, 2)]}
 
 
 def test_the_template_of_declarative_pipelines_declares_a_table_a_sink_and_their_flows() -> None:

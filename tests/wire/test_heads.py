@@ -78,7 +78,10 @@ EXTENDED = [
         heads.WireError("NOT_FOUND", "no", "look", {"at": [1, 2]}, True),
         "95 a94e4f545f464f554e44 a26e6f a46c6f6f6b 81 a26174 92 01 02 c3",
     ),
-    Extended(heads.Fetch("t", 1, 5, 65536, 0.5), "95 a174 01 05 ce00010000 cb3fe0000000000000"),
+    Extended(
+        heads.Fetch("t", 1, 5, 65536, 0.5, ["key"]),
+        "96 a174 01 05 ce00010000 cb3fe0000000000000 91 a36b6579",
+    ),
     Extended(heads.Fetched(9, 5, 8, [(5, 8, 256)]), "94 09 05 08 91 93 05 08 cd0100"),
     Extended(heads.Close(), "90"),
     Extended(heads.Beat("busy"), "91 a462757379"),

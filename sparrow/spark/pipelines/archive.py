@@ -164,9 +164,9 @@ class _Archive:
     """The archive of one topic: its records, and the files that they name."""
 
     def __init__(self, target: str, topic: str) -> None:
-        self.target = target
+        self.target = target if "://" in target else str(Path(target).absolute())
         self.topic = topic
-        self._fs, self._root = _file_system(target)
+        self._fs, self._root = _file_system(self.target)
         self._records = posixpath.join(self._root, "_archive", topic)
 
     def recover(self) -> Record | None:

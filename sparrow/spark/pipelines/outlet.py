@@ -8,7 +8,7 @@ whole or not at all, and one that is there is left alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from sparrow.model.pipeline import Pipeline, Sink
 from sparrow.spark.options import Where
 from sparrow.spark.origins import open_broker
-from sparrow.spark.pipelines.plan import LETTER, REPLAY_FOR, ROW, Plan
+from sparrow.spark.pipelines.batches import Batches
+from sparrow.spark.pipelines.plan import REPLAY_FOR, Poisons, make_letters, may_refuse, stretch_loader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,23 +37,21 @@ class Outlet:
     """What ``foreachBatch`` calls."""
 
     pipeline: Pipeline
-    plan: Plan
     where: Where
+    poisons: Poisons
     tables: str
     """Below it relative tables are."""
+    batches: Batches
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query, "Spark says which query a batch is of"
-        topics = [sink for sink in self.pipeline.sinks if sink.topic is not None]
         tables = [sink for sink in self.pipeline.sinks if sink.table is not None]
-        publishes = bool(topics) or self.plan.has_letters
-        is_shared = len(topics) + len(tables) + self.plan.has_letters > 1
+        is_shared = len(self.pipeline.sinks) > 1 or bool(tables)
         if is_shared:  # What is read several times is made once.
             batch = batch.persist()
         try:
-            if publishes:
-                self._publish(batch, query, number)
+            self._publish(batch, query, number)
             for sink in tables:
                 self._store(batch, sink, query, number)
         finally:
@@ -60,9 +59,9 @@ class Outlet:
                 batch.unpersist()
 
     def _publish(self, batch: DataFrame, query: str, number: int) -> None:
-        found = self.messages(batch)
-        if self.plan.has_letters:
-            found.append(self._letters(batch))
+        found = [*to_messages(self.pipeline, batch), *self._letters(batch, number)]
+        if not found:
+            return
         options = {"applicationId": f"pipeline/{self.pipeline.name}/{query}", "batchId": str(number)}
         options |= {"servers": self.where.servers or ""}
         if self.where.token:
@@ -70,15 +69,14 @@ class Outlet:
         written = reduce(lambda one, other: one.unionByName(other), found)
         written.write.format("sparrow").options(**options).mode("append").save()
 
-    def messages(self, batch: DataFrame) -> list[DataFrame]:
-        """The rows of the result as messages of each topic."""
-        return [_messages(_rows(batch), sink) for sink in self.pipeline.sinks if sink.topic is not None]
-
-    def _letters(self, batch: DataFrame) -> DataFrame:
+    def _letters(self, batch: DataFrame, number: int) -> Iterator[DataFrame]:
+        stretches = self.batches.stretches(number) if may_refuse(self.pipeline, self.poisons) else {}
+        if not any(stretches.values()):
+            return
+        load = stretch_loader(batch.sparkSession, self.where, stretches)
         patterns = [source.topic for source in self.pipeline.sources.values()]
         ids = {extent.topic: extent.topic_id for extent in open_broker(self.where).extents(patterns)}
-        letters = batch.where(f"{LETTER} IS NOT NULL").select(f"{LETTER}.*")
-        return letters.select(
+        yield make_letters(self.pipeline, load, self.poisons).select(
             F.lit(self.pipeline.dead_letter_topic).alias("topic"),
             "data",
             "key",
@@ -87,7 +85,7 @@ class Outlet:
         )
 
     def _store(self, batch: DataFrame, sink: Sink, query: str, number: int) -> None:
-        rows = _chosen(_rows(batch), sink)
+        rows = _chosen(batch, sink)
         if not rows.isEmpty():
             _write_table(rows, sink, self._place(sink.table or ""), query, number)
 
@@ -96,8 +94,9 @@ class Outlet:
         return table if is_whole else f"{self.tables.rstrip('/')}/{table}"
 
 
-def _rows(batch: DataFrame) -> DataFrame:
-    return batch.where(f"{ROW} IS NOT NULL").select(f"{ROW}.*")
+def to_messages(pipeline: Pipeline, rows: DataFrame) -> list[DataFrame]:
+    """The rows of a result as messages of each topic."""
+    return [_messages(rows, sink) for sink in pipeline.sinks if sink.topic is not None]
 
 
 def _chosen(rows: DataFrame, sink: Sink) -> DataFrame:

@@ -1,9 +1,9 @@
-"""A declaration as a DataFrame: sources become views, bad rows are set apart, the rest is transformed.
+"""A declaration as a DataFrame: sources become views, bad rows are left out, the rest is transformed.
 
-The same plan is made for a stream and, to find out which row a transformation fails at, for a stretch of the
-log. Its result has two columns, of which each row has one: ``__row`` is a row of the result, ``__letter`` a
-message that an expectation refused, with the reason. They travel together, so that what a batch makes of its
-messages, and which of them it refuses, is published in one step.
+The same is made of a stream and, to find out which row a transformation fails at, of a stretch of the log.
+Bad rows do not flow through the query: a stateful one cannot be cut in two, and a stream that is used twice
+is read as two that may differ. They are looked up when a batch is written, by the offsets that the batch is
+of, and judged by the same conditions, so a message is in the query or among the letters, never in both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from sparrow.spark.pipelines import builtin
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-ROW, LETTER = "__row", "__letter"
+LETTER = "__letter"
 _MESSAGE = "__message"
 _KEPT = ("topic", "partition", "offset", "publish_time", "key", "data", "attributes", "original_id")
 REPLAY_FOR = "replay_for"
@@ -38,14 +39,6 @@ Place = tuple[str, int, int]
 """A topic, a partition and an offset."""
 Load = Callable[[str, Source], "DataFrame"]
 """The rows of a source, by its subscription."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a query runs."""
-
-    frame: DataFrame
-    has_letters: bool
 
 
 @dataclass(frozen=True)
@@ -62,29 +55,32 @@ class Poisons:
         return Poisons({n: {**self.places.get(n, {}), **other.places.get(n, {})} for n in names})
 
 
-def make_plan(spark: SparkSession, pipeline: Pipeline, load: Load, poisons: Poisons) -> Plan:
-    """The whole of a pipeline but its sinks."""
+def make_frame(spark: SparkSession, pipeline: Pipeline, load: Load, poisons: Poisons) -> DataFrame:
+    """The result of a pipeline, of its good rows."""
     views: dict[str, DataFrame] = {}
-    letters: list[DataFrame] = []
     for view, (name, source) in zip(pipeline.sources, pipeline.subscriptions().items(), strict=True):
         rows = _judged(load(name, source), name, source, pipeline.expect, poisons)
-        if _may_refuse(source, pipeline, poisons):
-            letters.append(rows.where(f"{LETTER} IS NOT NULL").select(LETTER))
+        if may_refuse(pipeline, poisons):
             rows = rows.where(f"{LETTER} IS NULL")
         views[view] = _watermarked(rows.drop(LETTER, _MESSAGE, tables.MALFORMED), source)
-    result = transform(spark, pipeline, views)
-    found = result.select(F.struct("*").alias(ROW))
-    if not letters:
-        return Plan(found, False)
-    kind = letters[0].schema[LETTER].dataType
-    found = found.withColumn(LETTER, F.lit(None).cast(kind))
-    for each in letters:
-        found = found.unionByName(each, allowMissingColumns=True)
-    return Plan(found, True)
+    return transform(spark, pipeline, views)
 
 
-def _may_refuse(source: Source, pipeline: Pipeline, poisons: Poisons) -> bool:
-    return bool(source.schema or pipeline.expect or len(poisons))
+def make_letters(pipeline: Pipeline, load: Load, poisons: Poisons) -> DataFrame:
+    """The messages that are refused, with the reason."""
+    found = [
+        _judged(load(name, source), name, source, pipeline.expect, poisons)
+        .where(f"{LETTER} IS NOT NULL")
+        .select(f"{LETTER}.*")
+        for name, source in pipeline.subscriptions().items()
+    ]
+    return reduce(lambda one, other: one.unionByName(other), found)
+
+
+def may_refuse(pipeline: Pipeline, poisons: Poisons) -> bool:
+    """Whether there can be letters."""
+    has_schema = any(source.schema for source in pipeline.sources.values())
+    return bool(has_schema or pipeline.expect or len(poisons))
 
 
 def _judged(

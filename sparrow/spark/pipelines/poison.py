@@ -15,8 +15,8 @@ from sparrow.model.pipeline import Pipeline
 from sparrow.spark.causes import cause
 from sparrow.spark.options import Where
 from sparrow.spark.origins import open_broker
-from sparrow.spark.pipelines.outlet import Outlet
-from sparrow.spark.pipelines.plan import Place, Poisons, make_plan, stretch_loader
+from sparrow.spark.pipelines.outlet import to_messages
+from sparrow.spark.pipelines.plan import Place, Poisons, make_frame, stretch_loader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,9 +81,8 @@ class Search:
             chosen.setdefault(name, []).append(tuple(place))
         load = stretch_loader(self._spark, self._where, chosen)
         try:
-            plan = make_plan(self._spark, self._pipeline, load, self._known)
-            outlet = Outlet(self._pipeline, plan, self._where, "")
-            for frame in outlet.messages(plan.frame) or [plan.frame]:
+            result = make_frame(self._spark, self._pipeline, load, self._known)
+            for frame in to_messages(self._pipeline, result) or [result]:
                 frame.write.format("noop").mode("overwrite").save()
         except Exception as error:  # noqa: BLE001 - whatever a transformation raises is what is looked for
             return describe(error)

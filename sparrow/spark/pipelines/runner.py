@@ -67,6 +67,7 @@ class Runner:
         self._spark: SparkSession | None = None
         self._client: BlockingClient | None = None
         self._stopping = threading.Event()
+        self._has_finished = False
         self._turn = threading.Lock()
         """Pipelines start one after the other."""
         self.on_look: Any = None
@@ -143,6 +144,7 @@ class Runner:
             if not worker.is_alive:
                 self._tell([worker])
                 del self._workers[name]
+                self._has_finished = self._has_finished or worker.is_finished
                 if worker.is_finished or report is None or not self._is_wanted(report):
                     self._client.release_pipeline(name, self.name)
         for name, report in reports.items():
@@ -159,8 +161,6 @@ class Runner:
         if self._only is not None:
             return report.pipeline.name == self._only and not self._has_finished
         return report.is_wanted and report.runner in ("", self.name)
-
-    _has_finished = False
 
     def _is_other(self, worker: Worker, report: PipelineReport) -> bool:
         return worker.run != report.run or worker.pipeline != report.pipeline
@@ -186,7 +186,6 @@ class Runner:
             is_once=self._is_once,
         )
         self._workers[name] = worker
-        self._has_finished = self._is_once
         worker.start()
 
     def _tell(self, workers: Sequence[Worker]) -> list[str]:

@@ -21,8 +21,9 @@ from sparrow.client.blocking import BlockingClient
 from sparrow.model.errors import InvalidPipeline, PipelineHeld, SparrowError
 from sparrow.model.pipeline import PipelineProgress, PipelineReport, PipelineSettings
 from sparrow.spark.options import Where
+from sparrow.spark.pipelines.batches import Batches
 from sparrow.spark.pipelines.outlet import Outlet
-from sparrow.spark.pipelines.plan import Place, Poisons, make_plan, stream_loader
+from sparrow.spark.pipelines.plan import Place, Poisons, make_frame, stream_loader
 from sparrow.spark.pipelines.poison import Search, describe, is_of_the_world
 from sparrow.spark.progress import positions
 from sparrow.spark.subscribing import SubscriptionCursor
@@ -78,7 +79,7 @@ class Worker:
         self._suspects = 0
         """Of these, the failures that a row may be to blame for."""
         self.is_finished = False
-        """With ``is_once``: everything that was there is done."""
+        """With ``is_once``: everything that was there is done, or it was given up."""
         self._thread = threading.Thread(target=self._live, name=f"pipeline-{self.pipeline.name}", daemon=True)
 
     def start(self) -> None:
@@ -141,11 +142,12 @@ class Worker:
         """A query that has found its sources. One pipeline at a time: a start is Spark's heaviest work."""
         session = self._session()
         load = stream_loader(session, self._where, places)
-        plan = make_plan(session, self.pipeline, load, self._poisons)
-        outlet = Outlet(self.pipeline, plan, self._where, f"{self._home}/tables")
+        frame = make_frame(session, self.pipeline, load, self._poisons)
+        batches = Batches(session, self._checkpoint(), places)
+        outlet = Outlet(self.pipeline, self._where, self._poisons, f"{self._home}/tables", batches)
         listener = _Listener(self, places, session)
         try:
-            writer = plan.frame.writeStream.outputMode(self.pipeline.mode).queryName(self.pipeline.name)
+            writer = frame.writeStream.outputMode(self.pipeline.mode).queryName(self.pipeline.name)
             writer = writer.option("checkpointLocation", self._checkpoint())
             millis = round(self.pipeline.trigger_s * 1000)
             trigger: dict[str, Any] = {"processingTime": f"{millis} milliseconds"}
@@ -197,6 +199,10 @@ class Worker:
             self._settings.backoff_max_s, self._settings.backoff_min_s * 2 ** min(self._failures - 1, 20)
         )
         self._update(state="failing", error=text, restarts=self._progress.restarts + 1)
+        if self._is_once and self._failures > SEARCHES_MAX:
+            self.note("error", f"{text}; given up")
+            self.is_finished = True
+            return
         self.note("error", f"{text}; tried again in {wait_s:g} s")
         self._stopping.wait(wait_s)
 

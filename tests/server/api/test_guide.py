@@ -1,4 +1,4 @@
-"""Every shell example of docs/guides/http.md runs, in the order of the page, against one broker."""
+"""Every shell example of docs/guides/http.md and the README runs, in order, against one broker."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Block(NamedTuple):
     is_refused: bool
 
 
-def blocks() -> list[Block]:
-    return [Block(found["code"], "refused" in found["info"]) for found in _BLOCK.finditer(PAGE.read_text())]
+def blocks(page: Path) -> list[Block]:
+    return [Block(found["code"], "refused" in found["info"]) for found in _BLOCK.finditer(page.read_text())]
 
 
 @pytest.fixture
@@ -48,9 +48,12 @@ def address(tmp_path: Path) -> Iterator[str]:
         process.wait(TIMEOUT_S)
 
 
-def test_every_example_of_the_page_runs(address: str, tmp_path: Path) -> None:
-    assert len(blocks()) > 10
-    for block in blocks():
+@pytest.mark.parametrize(
+    ("page", "least"), [(PAGE, 10), (ROOT / "README.md", 1)], ids=lambda v: Path(str(v)).name
+)
+def test_every_example_of_the_page_runs(page: Path, least: int, address: str, tmp_path: Path) -> None:
+    assert len(blocks(page)) >= least
+    for block in blocks(page):
         done = subprocess.run(
             ["bash", "-c", PRELUDE + block.code.replace(ADDRESS, address)],
             capture_output=True,
