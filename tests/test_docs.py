@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,8 @@ def test_every_example_of_the_file_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for left in spark_home.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     monkeypatch.chdir(spark_home if "sparrow.spark" in file.read_text() else tmp_path)
     namespace: dict[str, Any] = {"__name__": file.stem}
     with contextlib.ExitStack() as stack:
