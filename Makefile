@@ -20,11 +20,12 @@ $(STAMP): requirements.lock pyproject.toml
 run: setup
 	$(BIN)/sparrow up --data $(DATA)
 
-# The thousand seeds have both cores to themselves: they start two processes of their own.
+# Many tests wait for a disk or another process, so three at a time keep two cores busy. The thousand seeds
+# have the cores to themselves: they start two processes of their own.
 SEEDS = tests/simulation/test_simulation.py
 
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not soak" --ignore=$(SEEDS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not soak" --ignore=$(SEEDS)
 	$(BIN)/python -m pytest -q -m "not soak" $(SEEDS)
 
 check: setup

@@ -72,7 +72,13 @@ PROMISES = {
 }
 
 
-@pytest.mark.parametrize("benchmark", PROMISES)
+LONG = {"backpressure", "recovery", "spark_read"}
+"""They take half a minute, however small."""
+
+
+@pytest.mark.parametrize(
+    "benchmark", [pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in PROMISES]
+)
 def test_benchmark_judges_each_of_its_promises_and_leaves_nothing_behind(
     benchmark: str, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_launcher_leaves_one_argument_out(tmp_path: Path, monkeypatch: pytes
     assert told.splitlines() == ["<-cp>", "<a b>", "<Main>", "<>", "<x;y>"]
 
 
+@pytest.mark.soak
 def test_a_session_starts_with_the_java_of_the_wheel(tmp_path: Path) -> None:
     """No Java on the PATH and none in JAVA_HOME: the wheel's runs Spark and the source."""
     script = """

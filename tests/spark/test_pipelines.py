@@ -157,6 +157,7 @@ def revenue_of(up: Up) -> dict[str, float]:
     return {row["country"]: row["revenue"] for row in rows}
 
 
+@pytest.mark.soak
 def test_the_sample_pipelines_run_as_subscriptions_do(up: Up) -> None:
     client = up.client
     assert up.runner() is None, "no JVM while there is nothing to run"
