@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DATA ?= ./data
 
-.PHONY: setup run test check format bench soak lock clean
+.PHONY: setup run test test-spark check format bench soak lock clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# All of Spark, also what takes minutes: exactly once under kills, the sample pipelines, compaction.
+test-spark: setup
+	$(BIN)/python -m pytest -q tests/spark
 
 soak: setup
 	$(BIN)/python -m pytest -q -m soak -s

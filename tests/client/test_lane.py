@@ -58,6 +58,9 @@ class Session:
         self.present: Any = Peer()
         self.in_flight_bytes_max = 2**30
 
+    def is_paused(self, topic: str, go_on: Any) -> bool:
+        return False
+
     def wake(self) -> None: ...
 
 

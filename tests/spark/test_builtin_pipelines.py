@@ -19,6 +19,9 @@ from sparrow.spark.pipelines.batches import Batches
 from sparrow.spark.pipelines.plan import Poisons, find_function, make_frame, make_letters, stretch_loader
 from sparrow.spark.pipelines.poison import Search, describe
 
+pytestmark = pytest.mark.soak
+"""Minutes of Spark: `make test-spark` runs them."""
+
 DECLARATIVE = Path(__file__).resolve().parents[2] / "examples" / "declarative"
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

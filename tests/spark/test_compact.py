@@ -17,6 +17,9 @@ from sparrow.model.errors import InvalidArgument, PreconditionFailed
 from sparrow.spark.pipelines import archive, compact, merge
 from sparrow.store.offline.verification import verify
 
+pytestmark = pytest.mark.soak
+"""Minutes of Spark: `make test-spark` runs them."""
+
 
 def contents(broker: Any, topic: str, partition: int = 0) -> dict[int, tuple[str | None, bytes | None]]:
     at = broker.bounds(topic, partition).start_offset

@@ -26,6 +26,9 @@ import pytest
 
 import sparrow
 
+pytestmark = pytest.mark.soak
+"""Minutes of Spark: `make test-spark` runs them."""
+
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = 40
 BACKLOG_MAX = 2000

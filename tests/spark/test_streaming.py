@@ -162,6 +162,7 @@ def test_new_topics_and_partitions_appear_in_a_running_stream(query: Query, serv
     assert {place[:2] for place in query.rows()} >= {("orders.us", 0), ("orders.us", 1), ("orders.us", 2)}
 
 
+@pytest.mark.soak
 def test_available_now_ends_while_messages_keep_coming(query: Query, served: Served) -> None:
     client = served.client
     client.create_topic("orders")
@@ -176,6 +177,7 @@ def test_available_now_ends_while_messages_keep_coming(query: Query, served: Ser
     assert query.rows() == everything(client)
 
 
+@pytest.mark.soak
 def test_progress_is_a_subscription_that_has_no_lag_after_the_last_batch(
     spark: Any, query: Query, served: Served
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_subscription_that_reads_something_else_is_refused(query: Query, serve
     assert "does not cover 'orders'" in found.message
 
 
+@pytest.mark.soak
 def test_retention_that_overtook_a_checkpoint_stops_the_query(query: Query, served: Served) -> None:
     client = served.client
     client.create_topic("orders", retention_messages=10)
@@ -269,6 +272,7 @@ class Process:
             self._process = None
 
 
+@pytest.mark.soak
 def test_a_stream_survives_a_broker_that_is_killed(spark: Any, tmp_path: Path) -> None:
     broker = Process(tmp_path / "data")
     broker.start()
@@ -296,6 +300,7 @@ def test_a_stream_survives_a_broker_that_is_killed(spark: Any, tmp_path: Path) -
 # Lake and source agree.
 
 
+@pytest.mark.soak
 def test_every_row_is_seen_once_while_segments_are_sealed_and_expire(
     spark: Any, serve: Any, tmp_path: Path
 ) -> None:
