@@ -6,6 +6,7 @@ same batch decode it once, and their filters are evaluated together, the first t
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ _PAGE_READ_BYTES = 1024 * 1024
 _TINY_ROWS = 100
 _SMALL_ROWS = 64
 _WISHES = ("priority", "deliver_at", "ttl_ms", "depends_on")
+_TEXTS = ("key", "attributes", "idempotency_key", "depends_on", "original_id")
 REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
 REPLAY_ROUND = "replay_round"
@@ -46,6 +48,7 @@ class Page:
         "batch",
         "end_offset",
         "first_offset",
+        "held",
         "is_plain",
         "size_bytes",
         "stream",
@@ -56,14 +59,20 @@ class Page:
         self.first_offset = read.first_offset
         self.end_offset = read.end_offset
         self.batch = read.batch
-        self.size_bytes = read.batch.nbytes
         self._is_dense = read.batch.num_rows == read.end_offset - read.first_offset
         self._view: BatchView | None = None
         self._selected: dict[Filter, BitMap64] = {}
         self._judged_at = -1
-        again = read.batch.column("original_id")
-        self._has_again = again.null_count != len(again)
-        self.is_plain = all(read.batch.column(n).null_count == read.batch.num_rows for n in _WISHES)
+        rows = read.batch.num_rows
+        self.held = [
+            name
+            for name, column in zip(read.batch.schema.names, read.batch.columns, strict=True)
+            if name == "data" or column.null_count < rows
+        ]
+        """The columns that hold anything."""
+        self.size_bytes = sum(_size(name, read.batch.column(name), rows) for name in self.held)
+        self._has_again = "original_id" in self.held
+        self.is_plain = not any(name in self.held for name in _WISHES)
         """Whether no message of it asks for anything by itself."""
         self._sparse: dict[str, dict[int, Any] | None] = {}
         self._contents: list[Contents] | None = None
@@ -172,6 +181,13 @@ class Page:
         return BitMap64(found.to_pylist()) if len(found) else None
 
 
+def _size(name: str, column: Any, rows: int) -> int:
+    """Bytes of a column; of numbers without asking, which costs more than it tells."""
+    if name == "data":
+        return int(column.total_values_length) + rows * 4
+    return int(column.nbytes) if name in _TEXTS else rows * 8
+
+
 def _plain(column: Any) -> list[Any]:
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
@@ -197,7 +213,8 @@ class Pages:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._pages: OrderedDict[tuple[StreamId, int], Page] = OrderedDict()
-        self._starts: dict[StreamId, dict[int, Page]] = {}
+        self._starts: dict[StreamId, list[int]] = {}
+        """First offsets of the pages of a stream, in order."""
 
     async def at(self, stream: StreamId, offset: int) -> Page | None:
         """The page that holds ``offset``, or the next one after a gap; None at the end of the log."""
@@ -212,11 +229,16 @@ class Pages:
 
     def held(self, stream: StreamId, offset: int) -> Page | None:
         """The page that holds ``offset``, when it is in memory."""
-        for page in reversed(self._starts.get(stream, {}).values()):
-            if page.first_offset <= offset < page.end_offset:
-                self._pages.move_to_end((stream, page.first_offset))
-                return page
-        return None
+        starts = self._starts.get(stream)
+        place = 0 if starts is None else bisect_right(starts, offset)
+        if starts is None or not place:
+            return None
+        key = (stream, starts[place - 1])
+        page = self._pages[key]
+        if offset >= page.end_offset:
+            return None
+        self._pages.move_to_end(key)
+        return page
 
     def _keep(self, page: Page) -> Page:
         key = (page.stream, page.first_offset)
@@ -226,7 +248,7 @@ class Pages:
         if held is not None:
             self._drop(key)
         self._pages[key] = page
-        self._starts.setdefault(page.stream, {})[page.first_offset] = page
+        insort(self._starts.setdefault(page.stream, []), page.first_offset)
         self._bytes += page.size_bytes
         while len(self._pages) > self._count_max or (self._bytes > self._bytes_max and len(self._pages) > 1):
             self._drop(next(iter(self._pages)))
@@ -236,7 +258,7 @@ class Pages:
         page = self._pages.pop(key)
         self._bytes -= page.size_bytes
         starts = self._starts[page.stream]
-        del starts[page.first_offset]
+        del starts[bisect_left(starts, page.first_offset)]
         if not starts:
             del self._starts[page.stream]
 

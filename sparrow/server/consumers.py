@@ -202,7 +202,8 @@ class Consumer:
 
     def _deliver(self, portion: Portion) -> None:
         run = portion.run
-        for rows in _cut(_held(portion)):
+        held = portion.rows.select(portion.page.held)
+        for rows in [held] if portion.page.size_bytes <= DELIVER_BYTES_MAX else _cut(held):
             count = rows.num_rows
             size = rows.column("data").total_values_length
             self._messages -= count
@@ -447,18 +448,6 @@ class Consumers:
 
 
 # From rows to frames.
-
-
-def _held(portion: Portion) -> pa.RecordBatch:
-    """The rows, without the columns that hold nothing in their page; a page knows that without counting."""
-    page = portion.page.batch
-    count = page.num_rows
-    held = [
-        place
-        for place, name in enumerate(page.schema.names)
-        if name == "data" or page.column(place).null_count < count
-    ]
-    return portion.rows.select(held)
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -62,6 +62,9 @@ TABLE_SCHEMA = pa.schema(
     ]
 )
 
+_PLACE = {name: place for place, name in enumerate(TABLE_SCHEMA.names)}
+_INT64 = pa.int64()
+
 _CODEC_NUMBER = {Codec.NONE: 0, Codec.LZ4: 1, Codec.ZSTD: 2}
 _OPTIONS = {
     Codec.NONE: pa.ipc.IpcWriteOptions(),
@@ -207,23 +210,19 @@ def to_table_form(
 ) -> pa.RecordBatch:
     """The batch as readers see it; what all messages share becomes columns of one repeated value."""
     count = batch.num_rows
-    made = {
-        "offset": pa.arange(base_offset, base_offset + count),
-        "publish_time": pa.repeat(pa.scalar(publish_time_us, _TIME), count),
-    }
+    arrays = list(_null_columns(count))
+    arrays[_PLACE["offset"]] = pa.arange(base_offset, base_offset + count)
+    arrays[_PLACE["publish_time"]] = _repeated(publish_time_us, _TIME, count)
     if producer_id:
-        made["producer_id"] = pa.repeat(pa.scalar(producer_id, pa.int64()), count)
-        made["sequence"] = pa.arange(base_sequence, base_sequence + count)
-    names = batch.schema.names
-    arrays = [
-        batch.column(names.index(field.name))
-        if field.name in names
-        else made[field.name]
-        if field.name in made
-        else _nulls(field.type, count)
-        for field in TABLE_SCHEMA
-    ]
+        arrays[_PLACE["producer_id"]] = _repeated(producer_id, _INT64, count)
+        arrays[_PLACE["sequence"]] = pa.arange(base_sequence, base_sequence + count)
+    for place, name in enumerate(batch.schema.names):
+        arrays[_PLACE[name]] = batch.column(place)
     return pa.RecordBatch.from_arrays(arrays, schema=TABLE_SCHEMA)
+
+
+def _repeated(value: int, kind: pa.DataType, count: int) -> Any:
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(array("q", [value]) * count)])
 
 
 class Lot(NamedTuple):
@@ -274,6 +273,18 @@ def _nulls(kind: pa.DataType, count: int) -> Any:
     return _many_nulls(kind).slice(0, count) if count <= _SHARED_NULLS else pa.nulls(count, kind)
 
 
+def _null_columns(count: int) -> Sequence[Any]:
+    """A column of nulls for every column of the table form."""
+    if count > _SHARED_NULLS:
+        return [pa.nulls(count, field.type) for field in TABLE_SCHEMA]
+    return _few_null_columns(count)
+
+
+@lru_cache(maxsize=1024)
+def _few_null_columns(count: int) -> Sequence[Any]:
+    return [_nulls(field.type, count) for field in TABLE_SCHEMA]
+
+
 @cache
 def _many_nulls(kind: pa.DataType) -> Any:
     return pa.nulls(_SHARED_NULLS, kind)
@@ -284,7 +295,15 @@ def size_of(batch: pa.RecordBatch | pa.Table) -> int:
     return int(batch.get_total_buffer_size() if batch.num_rows == 0 else batch.nbytes)
 
 
-def longest(array: Any) -> int:
+def is_within(column: Any, bytes_max: int) -> bool:
+    """Whether no value of a binary or string column is longer."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    if sum(chunk.total_values_length for chunk in chunks) <= bytes_max:
+        return True
+    return longest(column) <= bytes_max
+
+
+def longest(column: Any) -> int:
     """Bytes of the longest value of a binary or string column; 0 when there is none."""
-    found = pc.max(pc.binary_length(array)).as_py()
+    found = pc.max(pc.binary_length(column)).as_py()
     return int(found or 0)

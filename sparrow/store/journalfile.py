@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ from sparrow.store.entry import (
     unpack,
     unpack_file_header,
 )
+
+_FADE_BYTES = 1024 * 1024
 
 
 def file_name(number: int) -> str:
@@ -124,6 +127,14 @@ class JournalFile:
         if self._descriptor is not None:
             self._disk.close(self._descriptor)
             self._descriptor = None
+
+    def fade(self) -> None:
+        """Leaves memory bit by bit, because the file is about to go: unmapped all at once, by whoever drops
+        the last view of it, it would stop the event loop. Views stay good, their pages are read again."""
+        for start in range(0, self.size, _FADE_BYTES):
+            self._map.madvise(mmap.MADV_DONTNEED, start, min(_FADE_BYTES, self.size - start))
+            sleep(0)
+        self._disk.hasten(self.path, 0)
 
     def header(self, position: int) -> Header:
         header = unpack(self._map, position, self.number)

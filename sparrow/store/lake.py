@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any, TypeAlias
 
 import google_crc32c
@@ -30,6 +31,7 @@ FORMAT = b"1"
 _TAIL = struct.Struct("<I4s")  # Parquet ends with the footer's length and its magic.
 _PARQUET_MAGIC = b"PAR1"
 _FOOTER_GUESS_BYTES = 64 * 1024  # Parquet's reader fetches so much of a file's end, however short the footer
+_CHECKSUM_BYTES = 1024 * 1024
 
 
 def _parquet() -> Any:
@@ -173,7 +175,7 @@ def describe(path: Path, stream: StreamId, name: str | None = None) -> Segment:
     metadata = _parquet().read_metadata(pa.BufferReader(whole))
     names = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
     groups = [_place(metadata.row_group(index), whole) for index in range(metadata.num_row_groups)]
-    times = [_range(metadata, index, "publish_time") for index in range(metadata.num_row_groups)]
+    times = [_times(metadata, index) for index in range(metadata.num_row_groups)]
     first_offset = int(names["sparrow.first_offset"])
     return Segment(
         topic_id=stream.topic_id,
@@ -182,8 +184,8 @@ def describe(path: Path, stream: StreamId, name: str | None = None) -> Segment:
         end_offset=int(names["sparrow.end_offset"]),
         rows=metadata.num_rows,
         size_bytes=whole.size,
-        first_time_us=_us(min(low for low, _ in times)),
-        last_time_us=_us(max(high for _, high in times)),
+        first_time_us=min(low for low, _ in times),
+        last_time_us=max(high for _, high in times),
         file_name=name or _own_name(path, first_offset),
         footer_crc=google_crc32c.value(whole.slice(footer_start)),
         footer_length=footer_length,
@@ -218,13 +220,24 @@ def _place(group: Any, whole: Any) -> RowGroup:
         starts.append(start)
         ends.append(start + column.total_compressed_size)
     start, length = min(starts), max(ends) - min(starts)
-    crc = google_crc32c.value(whole.slice(start, length))
+    crc = _checksum(whole.slice(start, length))
     return RowGroup(group.column(0).statistics.min, group.num_rows, start, length, crc)
 
 
-def _range(metadata: Any, group: int, name: str) -> tuple[Any, Any]:
-    found = metadata.row_group(group).column(_column(metadata, name)).statistics
-    return found.min, found.max
+def _checksum(content: Any) -> int:
+    """In pieces: while one is paged in and summed up nobody else gets the interpreter."""
+    crc, size = 0, content.size
+    for start in range(0, size, _CHECKSUM_BYTES):
+        crc = google_crc32c.extend(crc, content.slice(start, min(_CHECKSUM_BYTES, size - start)))
+        sleep(0)
+    return crc
+
+
+def _times(metadata: Any, group: int) -> tuple[int, int]:
+    """First and last publish time of a row group in µs. As they are stored: for a ``datetime`` pyarrow would
+    import pandas where it is installed, which stops everything for a second."""
+    found = metadata.row_group(group).column(_column(metadata, "publish_time")).statistics
+    return int(found.min_raw), int(found.max_raw)
 
 
 def _has_values(metadata: Any, name: str) -> bool:
@@ -236,10 +249,6 @@ def _has_values(metadata: Any, name: str) -> bool:
 def _column(metadata: Any, name: str) -> int:
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     return paths.index(name)
-
-
-def _us(moment: Any) -> int:
-    return int(pa.scalar(moment, pa.timestamp("us", tz="UTC")).value)
 
 
 class _Stretch:

@@ -50,6 +50,7 @@ from sparrow.store.catalog_tables import (
 )
 from sparrow.store.directory import DataDirectory
 from sparrow.store.disk import Disk
+from sparrow.store.graves import Graves
 from sparrow.store.holds import Holds
 from sparrow.store.hot import HotWindow
 from sparrow.store.journal import Journal
@@ -68,7 +69,7 @@ from sparrow.store.ports import (
     StoreState,
 )
 from sparrow.store.reader import LogReader
-from sparrow.store.sealing import Sealed, SealPlan, seal
+from sparrow.store.sealing import Sealed, SealPlan, seal, step_back
 from sparrow.store.segments import SegmentIndex
 
 _CALM_BYTES_MIN = 16 * 1024 * 1024
@@ -106,8 +107,10 @@ class LocalStore:
         self._catalog_version = opened.catalog.version
         self._catalog_thread = catalog_thread
         self._seal_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-seal")
+        self._calm_thread = ThreadPoolExecutor(1, thread_name_prefix="sparrow-calm", initializer=step_back)
         self._keeping = asyncio.Lock()
         self._holds = Holds(now_us)
+        self._graves = Graves(disk)
         self.is_calm = False
         self._is_file_finished = asyncio.Event()
         self._unsealed_bytes_max = journal.unsealed_bytes_max
@@ -201,6 +204,8 @@ class LocalStore:
             await self._journal.close()
             self._reader.close()
             self._seal_thread.shutdown(wait=True)
+            self._calm_thread.shutdown(wait=True)
+            self._graves.sweep(is_last=True)
             self._stage_files.close()
             try:
                 await self._in_catalog(self._catalog.close)
@@ -380,14 +385,11 @@ class LocalStore:
                 return 0
             plan = self._plan(files)
             compression, size = self._lake.compression, self._lake.row_group_bytes
+            is_behind = self._watch_pace(sum(file.end for file in files))
             sealed: Sealed = await self._in(
-                self._seal_thread,
+                self._seal_thread if is_behind(0) else self._calm_thread,
                 lambda: seal(
-                    self._disk,
-                    plan,
-                    compression=compression,
-                    row_group_bytes=size,
-                    is_behind=self._watch_pace(sum(file.end for file in files)),
+                    self._disk, plan, compression=compression, row_group_bytes=size, is_behind=is_behind
                 ),
             )
             ends = {stream: self._sealed_end(stream, plan) for stream, _, _, _ in plan.streams}
@@ -404,7 +406,7 @@ class LocalStore:
             is_removable = await self._witness()
             self._move_over(plan, sealed, ends)
             if is_removable:
-                await self._in(self._seal_thread, self._remove_files, files)
+                await self._in(self._seal_thread, self._graves.bury, files)
             return sum(segment.rows for segment in sealed.segments)
 
     def _watch_pace(self, size: int) -> Callable[[int], bool]:
@@ -462,13 +464,6 @@ class LocalStore:
         """Those who outrun the sealing wait for it, so that the journal cannot fill the disk."""
         self._journal.hold(self.finished_bytes() > self._unsealed_bytes_max)
 
-    def _remove_files(self, files: Sequence[JournalFile]) -> None:
-        for file in files:
-            if file.has_damage:
-                self._disk.rename(file.path, file.path.with_suffix(".damaged"))
-            else:
-                self._disk.remove(file.path)
-
     def segments(self, topic: Topic) -> list[SegmentInfo]:
         return [
             _info(segment)
@@ -496,6 +491,8 @@ class LocalStore:
             due = self._holds.due()
             if due:
                 await self._reader.forget(due, self._disk)
+            if self._graves:
+                await self._in(self._seal_thread, self._graves.sweep)
 
     async def drop(self, segments: Sequence[SegmentInfo]) -> None:
         async with self._keeping:

@@ -7,6 +7,9 @@ that holds it is then kept aside.
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter, sleep
@@ -28,6 +31,7 @@ _REST = 3.0
 """While it is not behind, how long to rest next to having worked: publishers and consumers come first. In
 its rests the event loop has the interpreter, for which it would else wait a switch interval each time."""
 _WORK_S_MIN, _REST_S_MAX = 0.001, 0.05
+_NICENESS = 15
 
 
 class SealPlan(NamedTuple):
@@ -46,6 +50,13 @@ class Sealed(NamedTuple):
 
     segments: list[Segment]
     damages: list[Damage]
+
+
+def step_back() -> None:
+    """Has this thread leave the processors to everybody else who wants them. There is no way back: to take
+    precedence again is a privilege."""
+    if sys.platform == "linux":  # Elsewhere it is processes that have a precedence, not threads.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def seal(
