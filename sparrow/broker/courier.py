@@ -224,12 +224,12 @@ class Courier(Feeding):
             if over.runs:
                 return over
             demand = max_messages if seat is None else seat.room(max_messages)
-            is_fed = self._feed_from_memory(demand, streams)
+            is_fed, is_more = self._feed_from_memory(demand, streams)
             if is_fed and self._deliverable(streams) >= demand:
                 continue
             waiting = self._wait()
             try:
-                if await self._feed(demand, streams) or is_fed:
+                if is_more and (await self._feed(demand, streams) or is_fed):
                     continue
                 self.set_timer()
                 rest_s = until_s - clock.monotonic_s()

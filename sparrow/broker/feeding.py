@@ -79,17 +79,20 @@ class Feeding:
             return None
         return page if page is not None and page.first_offset <= offset else None
 
-    def _feed_from_memory(self, demand: int, streams: Collection[StreamId] | None) -> bool:
-        """Takes in a page of each stream that somebody has read already, as a wide fan-out finds it; False
-        when there is none."""
+    def _feed_from_memory(self, demand: int, streams: Collection[StreamId] | None) -> tuple[bool, bool]:
+        """Takes in a page of each stream that somebody has read already, as a wide fan-out finds it. Whether
+        there was any, and whether the log holds anything to read at all."""
         self._set_horizon()
-        found = False
+        is_fed = is_more = False
         for wish in self.delivery.wanted(demand, streams):
+            if not self._is_more(wish):
+                continue
+            is_more = True
             page = self._services.pages.held(wish.stream, wish.start_offset)
             if page is not None:
                 self._take_in(page, wish.start_offset, wish.max_messages)
-                found = True
-        return found
+                is_fed = True
+        return is_fed, is_more
 
     def _set_horizon(self) -> None:
         if self.delivery.is_merged:
@@ -106,14 +109,22 @@ class Feeding:
             self._set_horizon()
             pages = 0
             while pages < _PAGES_AT_ONCE:
+                wishes = [wish for wish in self.delivery.wanted(demand, streams) if self._is_more(wish)]
                 before = pages
-                for wish in self.delivery.wanted(demand, streams):
+                for wish in wishes:
                     pages += await self._read(wish)
                     if self._deliverable(streams) >= demand:
                         return True
                 if pages == before:
                     break
             return pages > 0
+
+    def _is_more(self, wish: Wish) -> bool:
+        """Whether the log goes on from there."""
+        try:
+            return wish.start_offset < self._services.store.bounds(wish.stream).end_offset
+        except TopicNotFound:
+            return False
 
     async def _read(self, wish: Wish) -> bool:
         services = self._services

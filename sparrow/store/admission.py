@@ -135,7 +135,7 @@ def rows_to_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     used = {
         field.name: columns[place]
         for place, field in enumerate(batches.PUBLISH_FIELDS)
-        if place and any(value is not None for value in columns[place])
+        if place and columns[place].count(None) < len(rows)
     }
     return batches.build(columns[0], **used)
 
