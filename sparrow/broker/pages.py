@@ -26,6 +26,8 @@ _PAGE_READ_BYTES = 1024 * 1024
 _TINY_ROWS = 100
 _SMALL_ROWS = 64
 _WISHES = ("priority", "deliver_at", "ttl_ms", "depends_on")
+_UNPACKED_BYTES = 128
+"""Of a value in a dictionary by offset."""
 _TEXTS = ("key", "attributes", "idempotency_key", "depends_on", "original_id")
 REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
@@ -182,10 +184,12 @@ class Page:
 
 
 def _size(name: str, column: Any, rows: int) -> int:
-    """Bytes of a column; of numbers without asking, which costs more than it tells."""
+    """Bytes of a column, and of what is made of it for the kernel; of numbers without asking, which costs
+    more than it tells."""
     if name == "data":
         return int(column.total_values_length) + rows * 4
-    return int(column.nbytes) if name in _TEXTS else rows * 8
+    unpacked = rows * _UNPACKED_BYTES if name in _WISHES else 0
+    return unpacked + (int(column.nbytes) if name in _TEXTS else rows * 8)
 
 
 def _plain(column: Any) -> list[Any]:
@@ -207,7 +211,7 @@ def _joined(read: list[LogBatch]) -> list[LogBatch]:
 class Pages:
     """A small cache of pages; bounded by count and bytes."""
 
-    def __init__(self, store: Store, count_max: int = 256, bytes_max: int = 32 * 1024 * 1024) -> None:
+    def __init__(self, store: Store, count_max: int = 256, bytes_max: int = 8 * 1024 * 1024) -> None:
         self._store = store
         self._count_max = count_max
         self._bytes_max = bytes_max

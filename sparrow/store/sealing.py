@@ -86,6 +86,7 @@ def seal(
                 row_group_bytes=row_group_bytes,
             )
         )
+    pa.default_memory_pool().release_unused()
     return Sealed(segments, damages)
 
 
