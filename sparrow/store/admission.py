@@ -206,7 +206,7 @@ def _check_attribute_column(column: Any) -> None:
     _check_column("attribute name", column.keys, limits.ATTRIBUTE_KEY_BYTES_MAX)
     if column.items.null_count:
         raise InvalidArgument("an attribute has no value", hint="Leave the attribute out instead.")
-    if not batches.is_within(column.items, limits.ATTRIBUTE_VALUE_BYTES_MAX):
+    if batches.longest(column.items) > limits.ATTRIBUTE_VALUE_BYTES_MAX:
         raise InvalidArgument(f"an attribute is over {limits.ATTRIBUTE_VALUE_BYTES_MAX} bytes")
 
 

@@ -296,7 +296,7 @@ def size_of(batch: pa.RecordBatch | pa.Table) -> int:
 
 
 def is_within(column: Any, bytes_max: int) -> bool:
-    """Whether no value of a binary or string column is longer."""
+    """Whether no value of a binary column is longer."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     if sum(chunk.total_values_length for chunk in chunks) <= bytes_max:
         return True
