@@ -6,6 +6,7 @@ log, small ones put together: each costs Spark some hundred microseconds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,7 @@ def _clipped(found: Iterator[LogBatch], wanted: Range, chosen: Filter | None) ->
     for each in found:
         rows = each.batch
         if each.end_offset > wanted.end or each.first_offset < wanted.start:
-            offsets = rows.column("offset").to_numpy()
-            first, last = offsets.searchsorted([wanted.start, wanted.end])
+            first, last = (_place(rows.column("offset"), offset) for offset in (wanted.start, wanted.end))
             rows = rows.slice(first, last - first)
         if chosen is not None and rows.num_rows:
             rows = rows.filter(chosen.mask(rows))
@@ -68,6 +68,11 @@ def _clipped(found: Iterator[LogBatch], wanted: Range, chosen: Filter | None) ->
             yield rows
         if each.end_offset >= wanted.end:
             return
+
+
+def _place(offsets: Any, wanted: int) -> int:
+    """Where the first offset stands that is not smaller."""
+    return bisect_left(offsets, wanted, key=lambda offset: offset.as_py())
 
 
 def _gathered(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,18 @@ TUNED = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-_LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Workers are forked with everything imported; here Sparrow is surely installed where they run.
+    "spark.python.daemon.module": "sparrow.spark.daemon",
+    # Without Hadoop's native library every name that its FileContext looks at, and every file, costs a
+    # process that runs readlink or chmod: more than half of a small micro-batch. This way it is one a file.
+    # Checkpoints keep Hadoop's checksums; Spark's own, beside them, double the files.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming"
+    ".checkpointing.FileSystemBasedCheckpointFileManager",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
 
 
 def session(
