@@ -24,7 +24,7 @@ from sparrow.broker.pages import Page
 from sparrow.broker.watch import Watch
 from sparrow.kernel.delivery import Delivery
 from sparrow.kernel.exchange import HandOver, Refusal, Run, Settled
-from sparrow.kernel.facts import AttemptsFailed, Fact, FailureKind
+from sparrow.kernel.facts import AttemptsFailed, Fact, FailureKind, MessagesAcked
 from sparrow.kernel.filter import Filter
 from sparrow.kernel.pace import Deadline
 from sparrow.kernel.schedule import NEVER_US
@@ -111,6 +111,7 @@ class Courier(Feeding):
 
     __slots__ = (
         "__weakref__",
+        "_is_seated",
         "_timer",
         "_timer_at_us",
         "_waiting",
@@ -140,6 +141,8 @@ class Courier(Feeding):
         """Whether dead letters are being moved."""
         self.streams: set[StreamId] = set(delivery.streams)
         self._waiting: set[asyncio.Future[None]] | None = None
+        self._is_seated = False
+        """Whether anybody ever pulled who has only so much room."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_us = NEVER_US
         self.unconfirmed: set[asyncio.Future[None]] = set()
@@ -216,6 +219,7 @@ class Courier(Feeding):
     ) -> HandOver | None:
         """Leased messages; None when there are none in time."""
         clock = self._services.clock
+        self._is_seated |= seat is not None
         while not self.is_stopped:
             count, streams = (max_messages, None) if seat is None else seat.grant(max_messages)
             over = self._lease(consumer, count, streams)
@@ -421,9 +425,16 @@ class Courier(Feeding):
         self.is_dirty = True
         if self.group is not None:
             self.group.applied(facts)
-        self.wake()
+        if not self._is_idle_after(facts):
+            self.wake()
         self.set_timer()
         self._services.move_dead_letters(self)
+
+    def _is_idle_after(self, facts: Sequence[Fact]) -> bool:
+        """Whether nobody who waits could be handed anything because of these: mostly acks of the last that
+        was there. Whoever has only so much room may read on after any ack."""
+        has_room = self.group is None and not self._is_seated
+        return has_room and not self.delivery.waiting and all(type(fact) is MessagesAcked for fact in facts)
 
     def _abandon(self, facts: Sequence[Fact]) -> None:
         self.delivery.abandon(facts)

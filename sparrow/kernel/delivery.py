@@ -74,6 +74,11 @@ class Delivery(Intake):
         """About how many messages a consumer could be handed now."""
         return self._pool.deliverable if self._pool is not None else 0
 
+    @property
+    def waiting(self) -> int:
+        """Messages read and not yet handed over, those with a date apart."""
+        return self._pool.waiting if self._pool is not None else 0
+
     def deliverable_in(self, streams: Collection[StreamId]) -> int:
         """The same of some streams."""
         return self._pool.deliverable_in(streams) if self._pool is not None else 0
