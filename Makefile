@@ -25,7 +25,7 @@ run: setup
 SEEDS = tests/simulation/test_simulation.py
 
 test: setup
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not soak" --ignore=$(SEEDS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not soak" --ignore=$(SEEDS)
 	$(BIN)/python -m pytest -q -m "not soak" $(SEEDS)
 
 check: setup
