@@ -32,6 +32,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "server": frozenset({"model", "kernel", "store", "wire", "broker", "client"}),
     "spark": frozenset({"model", "kernel", "store", "wire", "broker", "client"}),
     "cli": frozenset({"model", "kernel", "store", "wire", "broker", "client", "server", "spark"}),
+    "__main__": frozenset({"cli"}),
     "testing": frozenset({"model", "kernel", "store", "wire", "broker", "client", "server", "spark"}),
     # The package's own face gathers the public names.
     "": frozenset({"model", "kernel", "store", "wire", "broker", "client"}),

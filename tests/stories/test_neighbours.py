@@ -23,7 +23,7 @@ async def test_poison_message_beside_a_healthy_stream_does_not_hold_it_up(
             "orders",
             ordering=ordering,
             dead_letter_topic="orders-dead",
-            retry={"max_attempts": 3, "immediate_retries": 0, "min_backoff_s": 0.2, "multiplier": 1},
+            retry={"max_attempts": 3, "immediate_retries": 0, "min_backoff_s": 1, "multiplier": 1},
         )
         orders = [b"poison" if n == 100 else b"order %d" % n for n in range(1000)]
         await broker.publish_batch("orders", orders, keys=[f"customer-{n % 50}" for n in range(1000)])
