@@ -21,6 +21,7 @@ from sparrow.broker.flow import Flow
 from sparrow.broker.groups import Groups
 from sparrow.broker.ingress import Ingress
 from sparrow.broker.inventory import Inventory
+from sparrow.broker.jobs import Jobs
 from sparrow.broker.lags import Lags
 from sparrow.broker.maintenance import Maintenance
 from sparrow.broker.member import BrokerMember
@@ -37,6 +38,8 @@ from sparrow.broker.repeats import Repeats
 from sparrow.broker.replays import ReplayJobs
 from sparrow.broker.rewriteverbs import RewriteVerbs
 from sparrow.broker.rewriting import Rewriting
+from sparrow.broker.schemas import Schemas
+from sparrow.broker.schemaverbs import SchemaVerbs
 from sparrow.broker.settling import Settling
 from sparrow.broker.stageverbs import StageVerbs
 from sparrow.broker.staging import Staging
@@ -67,7 +70,7 @@ from sparrow.store.local import LocalStore
 from sparrow.store.ports import RecoveryReport, Store, StoreState
 
 
-class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs):
+class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs, SchemaVerbs):
     """An open broker."""
 
     def __init__(self, store: Store, settings: Settings, clock: Clock) -> None:
@@ -79,6 +82,7 @@ class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs):
         self.access = Access(store, clock, parse_tokens(settings.server.tokens))
         self.steward = Steward(store, settings.monitoring, clock)
         self._topics = Topics(store, settings.topics, clock)
+        self._schemas = Schemas(store, self._topics)
         self._repeats = Repeats(store, settings.dedupe)
         self._repeats.recover(store.recovered)
         self._reading = Reading(store, self._topics)
@@ -111,6 +115,7 @@ class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs):
         self._pipelines = Pipelines(
             store, self._topics, self._subscriptions, self._positions, clock,
             self.subscribe, self.subscription,
+            Jobs(self._topics, self._rewriting.plan, settings.pipelines, clock),
         )  # fmt: skip
         self._desk = Desk(
             subscriptions=self._subscriptions,
@@ -166,6 +171,7 @@ class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs):
         broker._replays.resume()
         broker._maintenance.start()
         await broker._flow.load()
+        await broker._schemas.load()
         await broker.access.load()
         await broker.steward.load()
         broker._lags.start()
@@ -391,6 +397,7 @@ class Broker(PublishVerbs, ReadVerbs, StageVerbs, RewriteVerbs, PipelineVerbs):
     async def _deleted(self, topic: Topic) -> None:
         """Whoever remembers something of a topic forgets it."""
         self._flow.topic_deleted(topic)
+        await self._schemas.topic_deleted(topic)
         await self._subscriptions.topic_deleted(topic)
         self._repeats.forget_topic(topic.id)
         self._pages.forget_topic(topic.id)

@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
-from sparrow.broker.pages import REPLAY_FOR, REPLAY_ROUND, Page, Pages
+from sparrow.broker.pages import REPLAY_FOR, REPLAY_FROM, REPLAY_ROUND, Page, Pages
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
@@ -182,6 +182,7 @@ class DeadLetters:
             rounds = due.failure.round + int(own.pop(REPLAY_ROUND, "0"))
             due = due._replace(failure=msgspec.structs.replace(due.failure, round=rounds))
             own.pop(REPLAY_FOR, None)
+            own.pop(REPLAY_FROM, None)
         attributes = deadletter.attributes(
             due,
             own,

@@ -33,6 +33,8 @@ REPLAY_FOR = "replay_for"
 """Attribute of a message that was stored again, because its original is gone, for one subscription."""
 REPLAY_ROUND = "replay_round"
 """How many times it had been replayed by then."""
+REPLAY_FROM = "replay_from"
+"""The subscription whose dead letter it was, when that is another than the one it was stored again for."""
 
 
 class Page:

@@ -10,6 +10,9 @@ checkpoint and the broker's memory of committed batches keep the results right a
 
 A seek while a batch is under way is followed by that batch's commit, which would move the cursor on. So the
 positions of a new run are written down with it, and put into force when its runner begins.
+
+A job (compact, merge) has no subscription: that it is stopped, and its turns, are in its document. Runners
+see it when its turn has come; a turn with nothing to do is over without one (``pass_over``).
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ import msgspec
 
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
+from sparrow.broker.jobs import Jobs
 from sparrow.broker.positions import Positions
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.telemetry import Extra
 from sparrow.broker.topics import Topics
+from sparrow.kernel import turns as kernel_turns
 from sparrow.kernel.pattern import parse_pattern
 from sparrow.model.errors import (
     InvalidArgument,
@@ -36,6 +41,7 @@ from sparrow.model.errors import (
     PipelineHeld,
     PipelineNotFound,
     PreconditionFailed,
+    SparrowError,
 )
 from sparrow.model.names import is_internal
 from sparrow.model.pipeline import (
@@ -43,6 +49,7 @@ from sparrow.model.pipeline import (
     PipelineLine,
     PipelineProgress,
     PipelineReport,
+    PipelineTurns,
     Source,
     parse_pipeline,
 )
@@ -74,6 +81,10 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     error_at_us: int | None = None
     progress: PipelineProgress | None = None
+    is_stopped: bool = False
+    """Of a job; others are stopped when their subscriptions are paused."""
+    turns: PipelineTurns | None = None
+    """Of a job."""
 
 
 class _Hold:
@@ -96,6 +107,7 @@ class Pipelines:
         clock: Clock,
         subscribe: Callable[..., Awaitable[Any]],
         handle: Callable[[str], Awaitable[Any]],
+        jobs: Jobs,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -104,6 +116,7 @@ class Pipelines:
         self._clock = clock
         self._subscribe = subscribe
         self._handle = handle
+        self._jobs = jobs
         self._kept: dict[str, Kept] = {}
         self._holds: dict[str, _Hold] = {}
         self._leaving: set[str] = set()
@@ -146,12 +159,21 @@ class Pipelines:
             await self._subscribe_source(wanted, name, source)
             await self._subscriptions.pause(name, is_stopped)
         now_us = self._clock.now_us()
-        await self._save(Kept(pipeline=wanted, created_at_us=now_us, changed_at_us=now_us))
+        turns = PipelineTurns(next_at_us=now_us) if wanted.is_job else None
+        await self._save(
+            Kept(
+                pipeline=wanted,
+                created_at_us=now_us,
+                changed_at_us=now_us,
+                is_stopped=is_stopped and wanted.is_job,
+                turns=turns,
+            )
+        )
         self._log.info("pipeline-created", "", pipeline=wanted.name)
 
     async def _change(self, before: Kept, wanted: Pipeline) -> None:
         old, new = before.pipeline.subscriptions(), wanted.subscriptions()
-        is_paused = not self._is_wanted(before.pipeline)
+        is_paused = not self._is_wanted(before)
         is_new_run = not before.pipeline.is_same_query(wanted)
         for name, source in old.items():
             if name not in new or parse_pattern(new[name].topic) != parse_pattern(source.topic):
@@ -164,7 +186,14 @@ class Pipelines:
                 wanted.dead_letter_topic
             ):
                 await (await self._handle(name)).update(dead_letter_topic=wanted.dead_letter_topic)
-        changed = msgspec.structs.replace(before, pipeline=wanted, changed_at_us=self._clock.now_us())
+        now_us = self._clock.now_us()
+        changed = msgspec.structs.replace(
+            before,
+            pipeline=wanted,
+            changed_at_us=now_us,
+            is_stopped=is_paused and wanted.is_job,
+            turns=_due_at(before.turns, now_us) if wanted.is_job else None,
+        )
         if is_new_run:
             changed = msgspec.structs.replace(changed, run=before.run + 1, positions=self._floors(wanted))
         await self._save(changed)
@@ -203,16 +232,26 @@ class Pipelines:
 
     async def set_running(self, name: str, is_running: bool) -> PipelineReport:
         """Whether it is to run, from now on and after restarts."""
-        for each in self._get(name).pipeline.subscriptions():
+        kept = self._get(name)
+        for each in kept.pipeline.subscriptions():
             await self._subscriptions.pause(each, not is_running)
+        changes: dict[str, Any] = {"is_stopped": kept.pipeline.is_job and not is_running}
         if is_running:
-            await self._save(msgspec.structs.replace(self._get(name), error="", error_at_us=None))
+            changes |= {"error": "", "error_at_us": None}
+            if kept.turns is not None and kept.turns.failures:
+                changes["turns"] = _due_at(kept.turns, self._clock.now_us())
+        await self._revise(name, **changes)
         self.changed.set()
         return self.report(name)
 
     async def seek(self, name: str, target: Any) -> PipelineReport:
         """Goes on elsewhere, with a new run; positions of a topic go to the source that reads it."""
         found = self._get(name).pipeline.subscriptions()
+        if not found:
+            raise PreconditionFailed(
+                f"the pipeline {name!r} has no position: it looks at all that is sealed",
+                hint="`sparrow pipeline run` does it now.",
+            )
         for each, source in found.items():
             chosen = target
             if isinstance(target, Mapping):
@@ -274,7 +313,7 @@ class Pipelines:
 
     def report(self, name: str) -> PipelineReport:
         kept, hold = self._get(name), self._hold_of(name)
-        is_wanted = self._is_wanted(kept.pipeline)
+        is_wanted = self._is_wanted(kept)
         flat = None if kept.positions is None else [p for each in kept.positions.values() for p in each]
         return PipelineReport(
             pipeline=kept.pipeline,
@@ -291,21 +330,28 @@ class Pipelines:
             error=kept.error,
             error_at_us=kept.error_at_us,
             progress=kept.progress,
+            is_due=is_wanted and self._is_due(kept),
+            turns=kept.turns,
         )
 
     def _state(self, kept: Kept, hold: _Hold | None, is_wanted: bool) -> str:
         if hold is None:
             if not is_wanted:
                 return "stopped"
-            return "failing" if kept.error else "waiting"
-        if kept.progress is None or kept.progress.run != kept.run:
+            if kept.error:
+                return "failing"
+            return "waiting" if self._is_due(kept) else "scheduled"
+        if kept.progress is None or kept.progress.run != kept.run or _is_over(kept.progress):
             return "starting"
         return kept.progress.state
 
-    def _is_wanted(self, pipeline: Pipeline) -> bool:
-        return not any(
-            self._subscriptions.get(each).subscription.is_paused for each in pipeline.subscriptions()
+    def _is_wanted(self, kept: Kept) -> bool:
+        return not kept.is_stopped and not any(
+            self._subscriptions.get(each).subscription.is_paused for each in kept.pipeline.subscriptions()
         )
+
+    def _is_due(self, kept: Kept) -> bool:
+        return kept.turns is None or self._jobs.is_due(kept.pipeline, kept.turns)
 
     def _get(self, name: str) -> Kept:
         found = self._kept.get(name) if isinstance(name, str) else None
@@ -346,11 +392,38 @@ class Pipelines:
     @property
     def is_wanted(self) -> bool:
         """Whether there is something to run that no other runner has."""
-        return any(
-            self._is_wanted(kept.pipeline) and (hold is None or hold.runner.startswith(_SUPERVISED))
-            for name, kept in self._kept.items()
-            for hold in [self._hold_of(name)]
-        )
+        for name, kept in self._kept.items():
+            hold = self._hold_of(name)
+            is_free = self._is_due(kept) if hold is None else hold.runner.startswith(_SUPERVISED)
+            if is_free and self._is_wanted(kept):
+                return True
+        return False
+
+    async def pass_over(self) -> None:
+        """Turns that have come, and need no runner: there is not enough to do, or it cannot be done."""
+        for name, kept in list(self._kept.items()):
+            if kept.turns is None or not self._is_wanted(kept) or not self._is_due(kept):
+                continue
+            async with self._changing:
+                if self._hold_of(name) is not None or self._kept.get(name) is not kept:
+                    continue
+                try:
+                    if not self._jobs.has_work(kept.pipeline):
+                        await self._end_turn(name, kernel_turns.IDLE, "")
+                except SparrowError as error:
+                    text = f"{error.message} [{error.code}] {error.hint}"
+                    self._add_line(name, "error", text)
+                    await self._end_turn(name, kernel_turns.FAILED, text)
+
+    async def _end_turn(self, name: str, outcome: str, detail: str, **changes: Any) -> None:
+        kept = self._get(name)
+        assert kept.turns is not None
+        now_us = self._clock.now_us()
+        is_failed = outcome == kernel_turns.FAILED
+        changes |= {"error": detail if is_failed else "", "error_at_us": now_us if is_failed else None}
+        turns = self._jobs.ended(kept.pipeline, kept.turns, now_us, outcome, detail)
+        await self._revise(name, turns=turns, **changes)
+        self.changed.set()
 
     async def hold(self, name: str, runner: str) -> PipelineReport:
         """A runner takes up a pipeline, unless another one has it."""
@@ -373,8 +446,11 @@ class Pipelines:
                 target = self._still_there(places)
                 if target:
                     await self._positions.seek(courier, target)
-            if kept.positions is not None:
-                await self._save(msgspec.structs.replace(kept, positions=None))
+            changes: dict[str, Any] = {} if kept.positions is None else {"positions": None}
+            if kept.turns is not None:
+                changes["turns"] = kernel_turns.begun(kept.turns, self._clock.now_us())
+            if changes:
+                await self._revise(name, **changes)
         return self._floors(kept.pipeline)
 
     def _still_there(self, places: Sequence[Place]) -> dict[tuple[str, int], int]:
@@ -416,25 +492,36 @@ class Pipelines:
     async def fail_all(self, error: str) -> None:
         """No pipeline can run, for this reason."""
         for name, kept in list(self._kept.items()):
-            if self._is_wanted(kept.pipeline) and self._hold_of(name) is None and kept.error != error:
+            if not self._is_wanted(kept) or not self._is_due(kept) or self._hold_of(name) is not None:
+                continue
+            if kept.turns is not None and kernel_turns.is_begun(kept.turns):
                 self._add_line(name, "error", error)
-                now_us = self._clock.now_us()
-                await self._save(msgspec.structs.replace(kept, error=error, error_at_us=now_us))
+                await self._end_turn(name, kernel_turns.FAILED, error)
+            elif kept.error != error:
+                self._add_line(name, "error", error)
+                await self._revise(name, error=error, error_at_us=self._clock.now_us())
 
     async def _note(self, progress: PipelineProgress) -> None:
         kept = self._kept[progress.name]
         before = kept.progress
-        changed = msgspec.structs.replace(kept, progress=progress)
+        if kept.turns is not None and _is_over(progress):
+            if progress.turn == kept.turns.count + 1:  # Else it has been told.
+                detail = progress.error or progress.outcome
+                await self._end_turn(progress.name, progress.state, detail, progress=progress)
+            return
+        changes: dict[str, Any] = {"progress": progress}
         if progress.error != kept.error:
-            at_us = self._clock.now_us() if progress.error else None
-            changed = msgspec.structs.replace(changed, error=progress.error, error_at_us=at_us)
+            changes |= {
+                "error": progress.error,
+                "error_at_us": self._clock.now_us() if progress.error else None,
+            }
         is_news = before is None or before.state != progress.state or progress.error != kept.error
         now_s = self._clock.monotonic_s()
         is_old = now_s - self._saved_at_s.get(progress.name, -SAVE_S) >= SAVE_S
         if is_news or (is_old and before != progress):
-            await self._save(changed)
+            await self._revise(progress.name, **changes)
         else:
-            self._kept[progress.name] = changed
+            self._kept[progress.name] = msgspec.structs.replace(kept, **changes)
 
     def _add_line(self, name: str, level: str, text: str) -> None:
         lines = self._lines.setdefault(name, deque(maxlen=LINES_MAX))
@@ -445,11 +532,28 @@ class Pipelines:
         hold = self._holds.get(name)
         return None if hold is None or hold.until_s < self._clock.monotonic_s() else hold
 
+    async def _revise(self, name: str, **changes: Any) -> None:
+        """In force at once, so that nobody who changes something else meanwhile takes it back."""
+        self._kept[name] = kept = msgspec.structs.replace(self._get(name), **changes)
+        self._saved_at_s[name] = self._clock.monotonic_s()
+        await self._store.put_document(KIND, name, msgspec.json.encode(kept))
+
     async def _save(self, kept: Kept) -> None:
         name = kept.pipeline.name
         await self._store.put_document(KIND, name, msgspec.json.encode(kept))
         self._saved_at_s[name] = self._clock.monotonic_s()
         self._kept[name] = kept
+
+
+def _is_over(progress: PipelineProgress) -> bool:
+    """Whether it is the last word on a turn of a job."""
+    return progress.state in (kernel_turns.DONE, kernel_turns.IDLE, kernel_turns.FAILED)
+
+
+def _due_at(turns: PipelineTurns | None, at_us: int) -> PipelineTurns:
+    if turns is None:
+        return PipelineTurns(next_at_us=at_us)
+    return msgspec.structs.replace(turns, next_at_us=at_us, failures=0)
 
 
 def _topic_of(key: Any) -> str:
@@ -472,7 +576,7 @@ def _check_patterns(wanted: Pipeline) -> None:
         except InvalidArgument as error:
             key = f"sources.{view}.topic"
             raise InvalidPipeline(f"{key}: {error.message}", hint=error.hint, key=key) from error
-        written = {"dead_letter_topic": wanted.dead_letter_topic}
+        written = {} if wanted.is_job else {"dead_letter_topic": wanted.dead_letter_topic}
         written |= {f"sinks[{n}].topic": sink.topic for n, sink in enumerate(wanted.sinks) if sink.topic}
         for key, topic in written.items():
             if pattern.matches(topic) and (pattern.is_literal or not is_internal(topic)):

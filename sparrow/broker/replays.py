@@ -1,7 +1,9 @@
 """Replays of dead letters: jobs that run in the background and survive a crash.
 
 The jobs and their rules are the kernel's (kernel/replay.py). Each step takes acks back, closes the letters
-and moves the job's position in one entry of the journal, so a crash repeats and loses nothing.
+and moves the job's position in one entry of the journal, so a crash repeats and loses nothing. With another
+subscription as the destination the messages are stored again for it, in the same entry (broker/forwarding).
+The jobs of one subscription take turns, so that no letter is taken by two of them.
 """
 
 from __future__ import annotations
@@ -10,32 +12,41 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from pyroaring import BitMap64
 
 from sparrow.broker import logs
 from sparrow.broker.clock import Clock
 from sparrow.broker.courier import Courier
-from sparrow.broker.deadletters import DeadLetters
-from sparrow.broker.pages import REPLAY_FOR, REPLAY_ROUND
+from sparrow.broker.deadletters import HIDDEN, DeadLetters
+from sparrow.broker.forwarding import Again, forwarded, stored_again
 from sparrow.broker.settling import Settling
 from sparrow.broker.subscriptions import Subscriptions
 from sparrow.broker.topics import Topics
 from sparrow.kernel import facts
-from sparrow.kernel.deadletter import PREFIX
 from sparrow.kernel.facts import Fact
 from sparrow.kernel.filter import parse_filter
-from sparrow.kernel.replay import ReplayJob, ReplayPlan, ReplayStatus, original_of, parse_selection
+from sparrow.kernel.replay import (
+    ReplayJob,
+    ReplayPlan,
+    ReplaySelection,
+    ReplayStatus,
+    original_of,
+    parse_selection,
+)
 from sparrow.model.deadletter import DeadLetter
-from sparrow.model.errors import InvalidArgument, SparrowError
+from sparrow.model.errors import InvalidArgument, PreconditionFailed, SparrowError, SubscriptionNotFound
 from sparrow.model.message import StreamId
 from sparrow.model.subscription import Delivery
-from sparrow.store.admission import check_row
 from sparrow.store.ports import BatchDraft, Store
 
 _STEP = 100
 _TICK_S = 0.1
 """A slow replay gives letters back evenly, in small portions, not a hundred at once."""
+
+_Outcome = tuple[list[Fact], list[BatchDraft]]
+"""What gives one letter back: acks that are taken back, or a message that is stored again."""
 
 
 class ReplayJobs:
@@ -61,9 +72,15 @@ class ReplayJobs:
         self._log = logs.get("replays")
         self._running: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._aborted: dict[tuple[int, str], asyncio.Event] = {}
+        self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     async def start(
-        self, courier: Courier, selection: dict[str, object], rate_per_s: float, dry_run: bool
+        self,
+        courier: Courier,
+        selection: dict[str, object],
+        rate_per_s: float,
+        dry_run: bool,
+        destination: str | None = None,
     ) -> ReplayJob | ReplayPlan:
         """Starts a replay of what is open now; a dry run only tells what it would do."""
         chosen = parse_selection(selection)
@@ -71,6 +88,10 @@ class ReplayJobs:
         if not isinstance(rate_per_s, int | float):
             raise InvalidArgument(f"rate_per_s must be a number, not {rate_per_s!r}")
         hidden = self._letters.hidden(courier)
+        if destination == courier.subscription.name:
+            destination = None
+        if destination is not None:
+            await self._check_reach(courier, self._target(destination), chosen)
         plan = ReplayPlan()
         async for _, _, letter in self._letters.selected(courier, chosen):
             plan.add(chosen, letter.message.attributes, letter.dead_at_us)
@@ -80,13 +101,36 @@ class ReplayJobs:
             for stream in hidden.delivery.streams
         ]
         replays = courier.delivery.replays
-        decided = replays.start(replay_id, chosen, spans, plan.total, now_us, rate_per_s)
+        decided = replays.start(replay_id, chosen, spans, plan.total, now_us, rate_per_s, destination or "")
         if dry_run:
             return plan.finish(rate_per_s)
         await courier.journal(decided)
         await courier.journal(replays.move(replay_id, ReplayStatus.RUNNING, now_us))
         self._run_job(courier, replay_id)
         return replays.get(replay_id)
+
+    def _target(self, destination: object) -> Courier:
+        found = self._subscriptions.get(destination)
+        if found.subscription.name.endswith(HIDDEN):
+            raise SubscriptionNotFound(f"there is no subscription {destination!r}")
+        return found
+
+    async def _check_reach(self, courier: Courier, target: Courier, chosen: ReplaySelection) -> None:
+        """Refuses letters that the destination would not get, before anything is begun."""
+        portion: list[DeadLetter] = []
+
+        def check() -> None:
+            for one in forwarded(portion, courier.subscription.name, target, self._topics):
+                if isinstance(one, PreconditionFailed):
+                    raise one
+            portion.clear()
+
+        async for _, _, letter in self._letters.selected(courier, chosen):
+            if original_of(letter.message.attributes) is not None:
+                portion.append(letter)
+            if len(portion) == _STEP:
+                check()
+        check()
 
     def resume(self) -> None:
         """Goes on with what a crash interrupted."""
@@ -123,7 +167,7 @@ class ReplayJobs:
 
     async def _run(self, name: str, replay_id: str) -> None:
         try:
-            while await self._step(self._subscriptions.get(name), replay_id):
+            while await self._step(name, replay_id):
                 pass
         except SparrowError as error:
             self._log.error("replay-failed", str(error), subscription=name, replay_id=replay_id)
@@ -136,16 +180,27 @@ class ReplayJobs:
             with suppress(SparrowError):  # Without a journal it stays RUNNING and goes on at the next start.
                 await courier.journal(decided)
 
-    async def _step(self, courier: Courier, replay_id: str) -> bool:
-        """One stretch of a replay; False when it has ended."""
-        replays = courier.delivery.replays
-        job = replays.get(replay_id)
+    async def _step(self, name: str, replay_id: str) -> bool:
+        """One stretch of a replay, and the pause after it; False when it has ended."""
+        key = self._subscriptions.get(name).subscription.id, replay_id
+        async with self._turns.setdefault(key[0], asyncio.Lock()):
+            courier = self._subscriptions.get(name)
+            job = courier.delivery.replays.get(replay_id)
+            given = await self._take(courier, job)
+        if given:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._aborted[key].wait(), given / job.rate_per_s)
+        return given is not None
+
+    async def _take(self, courier: Courier, job: ReplayJob) -> int | None:
+        """Goes through the next stretch of a replay; how many letters it met, None when it has ended."""
         if job.status is not ReplayStatus.RUNNING:
-            return False
+            return None
         span = job.next_span()
         if span is None:
-            await courier.journal(replays.move(replay_id, ReplayStatus.COMPLETED, self._clock.now_us()))
-            return False
+            replays = courier.delivery.replays
+            await courier.journal(replays.move(job.replay_id, ReplayStatus.COMPLETED, self._clock.now_us()))
+            return None
         stream, position, end = span
         step = max(1, min(_STEP, int(job.rate_per_s * _TICK_S)))
         letters = [
@@ -155,17 +210,13 @@ class ReplayJobs:
             )
         ]
         reached = letters[-1][0] + 1 if len(letters) == step else end
-        await self._give_back(courier, replay_id, stream, reached, letters)
-        if letters:
-            aborted = self._aborted[courier.subscription.id, replay_id]
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(aborted.wait(), len(letters) / job.rate_per_s)
-        return True
+        await self._give_back(courier, job, stream, reached, letters)
+        return len(letters)
 
     async def _give_back(
         self,
         courier: Courier,
-        replay_id: str,
+        job: ReplayJob,
         stream: StreamId,
         reached: int,
         letters: list[tuple[int, DeadLetter]],
@@ -177,8 +228,12 @@ class ReplayJobs:
         drafts: list[BatchDraft] = []
         closed = BitMap64()
         failed = 0
-        for offset, letter in letters:
-            outcome = await self._revive(courier, replay_id, letter, now_us)
+        outcomes = (
+            self._forward(courier, self._target(job.destination), [letter for _, letter in letters])
+            if job.destination
+            else [await self._revive(courier, job.replay_id, letter, now_us) for _, letter in letters]
+        )
+        for (offset, _), outcome in zip(letters, outcomes, strict=True):
             if outcome is None:
                 failed += 1
                 continue
@@ -188,7 +243,7 @@ class ReplayJobs:
         if closed:
             decided.append(facts.acked(hidden.subscription.id, stream, closed))
         decided += courier.delivery.replays.advance(
-            replay_id, stream, reached, now_us, replayed=len(closed), failed=failed
+            job.replay_id, stream, reached, now_us, replayed=len(closed), failed=failed
         )
 
         def apply(found: Sequence[Fact], lsn: int) -> None:
@@ -201,9 +256,17 @@ class ReplayJobs:
             for reader in self._subscriptions.readers(draft.stream):
                 reader.wake()
 
+    def _forward(self, courier: Courier, target: Courier, letters: list[DeadLetter]) -> list[_Outcome | None]:
+        """The messages for another subscription; what it cannot get any more stays a dead letter."""
+        found = forwarded(letters, courier.subscription.name, target, self._topics)
+        return [
+            ([], [self._letters.draft(one.stream, one.topic, [one.row])]) if isinstance(one, Again) else None
+            for one in found
+        ]
+
     async def _revive(
         self, courier: Courier, replay_id: str, letter: DeadLetter, now_us: int
-    ) -> tuple[list[Fact], list[BatchDraft]] | None:
+    ) -> _Outcome | None:
         origin = original_of(letter.message.attributes)
         if origin is None:
             return None
@@ -223,9 +286,7 @@ class ReplayJobs:
         topic = self._topics.find(place.topic_id)
         if topic is None or place.stream not in courier.streams:
             return None
-        kept = {k: v for k, v in letter.message.attributes.items() if not k.startswith(PREFIX)}
-        kept |= {REPLAY_FOR: courier.subscription.name, REPLAY_ROUND: str(rounds + 1)}
-        row = check_row(letter.message.data, letter.message.key, kept, original_id=letter.message_id)
+        row = stored_again(letter, rounds + 1, courier.subscription.name)
         return [], [self._letters.draft(place.stream, topic, [row])]
 
     async def stop(self) -> None:

@@ -438,9 +438,17 @@ class DeadLetterBox:
         """One dead letter by the id of its message."""
         return await self._dead_letters.get(self._courier, message_id)
 
-    async def replay(self, *, rate_per_s: float = 100.0, dry_run: bool = False, **selection: Any) -> Any:
-        """Delivers them again under their ids, in the background; returns the job. A dry run only counts."""
-        return await self._replays.start(self._courier, selection, rate_per_s, dry_run)
+    async def replay(
+        self,
+        *,
+        rate_per_s: float = 100.0,
+        dry_run: bool = False,
+        destination: str | None = None,
+        **selection: Any,
+    ) -> Any:
+        """Delivers them again under their ids, in the background, here or to another subscription; returns
+        the job. A dry run only counts."""
+        return await self._replays.start(self._courier, selection, rate_per_s, dry_run, destination)
 
     async def replays(self) -> Any:
         """The replay jobs of this subscription."""

@@ -153,6 +153,12 @@ def replay(
     until: Until = None,
     filter: Filter = "",
     rate: Annotated[float, typer.Option(help="Messages a second.")] = 100.0,
+    destination: Annotated[
+        str | None,
+        typer.Option(
+            "--to-subscription", metavar="SUB", help="Deliver them to this one; its own if left out."
+        ),
+    ] = None,
     dry_run: DryRun = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when all is done.")] = False,
     url: Url = None,
@@ -164,11 +170,13 @@ def replay(
     The replay is a job of the broker and goes on without this command; dlq jobs shows it, dlq abort ends it.
     With --wait this command ends when the job has, and Ctrl-C leaves the job running. Letters that failed
     after every replay are passed over unless named by --id.
+
+    With --to-subscription another subscription gets them, and nobody else. It must read their topics.
     """
     chosen = _selection(ids, reason, since, until, filter)
     with opened(url, data) as broker:
         letters = broker.dead_letters(name)
-        job = letters.replay(rate_per_s=rate, dry_run=dry_run, **chosen)
+        job = letters.replay(rate_per_s=rate, dry_run=dry_run, destination=destination, **chosen)
         if not dry_run and (wait or data is not None):  # A directory is closed behind the command.
             with progress(f"replaying {name}", as_json=as_json) as on_progress:
                 job = _watch(letters, job.replay_id, on_progress)
@@ -203,6 +211,7 @@ def jobs(
         number("failed"),
         number("rate_per_s"),
         Column("started"),
+        Column("to", is_folded=True),
         Column("error", is_folded=True),
     )
     rows = [
@@ -214,6 +223,7 @@ def jobs(
             job.failed,
             job.rate_per_s,
             moment(job.started_at_us)[:19],
+            job.destination or name,
             job.error,
         )
         for job in found

@@ -22,6 +22,7 @@ from sparrow.cli.output import (
     print_rows,
     progress,
     reflow,
+    size,
     span,
 )
 from sparrow.cli.seek import parse_target
@@ -112,6 +113,9 @@ def status(name: Name, url: Url = None, data: Data = None, as_json: Json = False
     batch = None
     if told is not None and told.batch >= 0:
         batch = f"{told.batch}: {count(told.rows, 'message')} in {span(told.batch_s)}, {told.rows_per_s:,}/s"
+    if found.turns is not None:
+        print_fields({**_fields_of_job(found), "last error": found.error, "at": instant(found.error_at_us)})
+        return
     print_fields(
         {
             "name": name,
@@ -144,7 +148,7 @@ def start(
     """Let a pipeline run, from where it stands."""
     with opened(url, data) as broker:
         found = broker.start_pipeline(name)
-        found = _await(broker, name, ("running", "failing")) if wait else found
+        found = _await(broker, name, ("running", "failing", "scheduled")) if wait else found
     _show_done(found, as_json)
 
 
@@ -221,7 +225,8 @@ def run(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Run one pipeline here, until it is interrupted. A supervised runner leaves it alone meanwhile."""
+    """Run one pipeline here, until it is interrupted. A supervised runner leaves it alone meanwhile. A job
+    (compact, merge) is done once, whether it is due or not."""
     import signal
 
     from sparrow.cli.target import TOKEN_VARIABLE
@@ -245,7 +250,9 @@ def run(
     with opened(where, None) as broker, progress(name, as_json=as_json) as on_progress:
 
         def look(seen: list[Any]) -> None:
-            if on_progress is not None and seen:
+            if on_progress is not None and seen and seen[0].turn:
+                on_progress(seen[0].done_bytes, seen[0].total_bytes)
+            elif on_progress is not None and seen:
                 done = seen[0].done_rows
                 on_progress(done, done + broker.pipeline(name).lag)
 
@@ -255,7 +262,12 @@ def run(
     if found.error:
         raise InvalidArgument(f"{name}: {found.error}", hint=f"`sparrow pipeline logs {name}` tells more.")
     done = 0 if found.progress is None else found.progress.done_rows
-    if as_json:
+    if found.turns is not None:
+        if as_json:
+            print_json({"name": name, "outcome": found.turns.outcome, "detail": found.turns.detail})
+        else:
+            print_done(f"{name}: {found.turns.detail or 'there was nothing to do'}")
+    elif as_json:
         print_json({"name": name, "messages": done, "lag": found.lag})
     else:
         print_done(f"{name} did {count(done, 'message')}; {count(found.lag, 'message')} to go")
@@ -312,18 +324,52 @@ def _reads(found: PipelineReport) -> str:
 
 
 def _writes(found: PipelineReport) -> str:
+    if found.turns is not None:
+        return f"{found.pipeline.builtin}, every {span(found.pipeline.every_s)}"
     return ", ".join(sink.topic or f"table {sink.table}" for sink in found.pipeline.sinks)
 
 
 def _route(found: PipelineReport) -> str:
+    if found.turns is not None:
+        return f"{found.pipeline.builtin} {_reads(found)} every {span(found.pipeline.every_s)}"
     return f"{_reads(found)} to {_writes(found)}"
 
 
 def _show_done(found: PipelineReport, as_json: bool) -> None:
     if as_json:
         print_json(_plain(found))
+    elif found.turns is not None:
+        print_done(
+            f"{found.pipeline.name} is {found.state}; the next turn is {instant(found.turns.next_at_us)}"
+        )
     else:
         print_done(f"{found.pipeline.name} is {found.state}; {count(found.lag, 'message')} to go")
+
+
+def _fields_of_job(found: PipelineReport) -> dict[str, Any]:
+    turns, told = found.turns, found.progress
+    assert turns is not None
+    done = None
+    if told is not None and found.state == "running" and told.total_bytes:
+        done = f"{told.done_bytes / told.total_bytes:.0%} of {size(told.total_bytes)}"
+    return {
+        "name": found.pipeline.name,
+        "state": found.state,
+        "wanted": "running" if found.is_wanted else "stopped",
+        "run by": found.runner,
+        "job": found.pipeline.builtin,
+        "topics": _reads(found),
+        "every": span(found.pipeline.every_s),
+        "turns": turns.count,
+        "last turn": instant(turns.began_at_us),
+        "ended": instant(turns.ended_at_us),
+        "outcome": turns.outcome,
+        "detail": turns.detail,
+        "under way": done,
+        "next turn": instant(turns.next_at_us) if found.is_wanted else None,
+        "failures": turns.failures,
+        "changed": instant(found.changed_at_us),
+    }
 
 
 def _print_log_line(line: PipelineLine, as_json: bool) -> None:

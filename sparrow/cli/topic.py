@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparrow.cli import schema
 from sparrow.cli.output import (
     Column,
     Shown,
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
     from sparrow.model.topic import Topic
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    schema.app,
+    name="schema",
+    help="Say what payloads are, for columns in Spark.",
+    epilog="Example: sparrow topic schema set orders order.avsc --type avro",
+)
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name, as in orders.us.")]
 Partitions = Annotated[int | None, typer.Option(help="How many; they may grow, never shrink.")]

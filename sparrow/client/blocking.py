@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sparrow.client.loop import LoopThread
 from sparrow.client.pipelines import BlockingPipelines
+from sparrow.client.schemas import BlockingSchemas
 from sparrow.client.subscription import BlockingDeadLetters, BlockingSubscription
 from sparrow.kernel.lag import LagReport, TopicLag
 from sparrow.kernel.snapshot import Snapshot
@@ -33,7 +34,7 @@ from sparrow.store.ports import Bounds, RecoveryReport, StoreState
 T = TypeVar("T")
 
 
-class BlockingBroker(BlockingPipelines):
+class BlockingBroker(BlockingPipelines, BlockingSchemas):
     """A broker for blocking code; threads may share it."""
 
     def __init__(self, open_target: Callable[[], Coroutine[Any, Any, Any]]) -> None:

@@ -20,6 +20,7 @@ from sparrow.client.publishing import Publisher
 from sparrow.client.remoteletters import RemoteDeadLetters
 from sparrow.client.remotemember import RemoteMember
 from sparrow.client.remotesub import RemoteSubscription
+from sparrow.client.schemas import RemoteSchemas
 from sparrow.client.session import Session
 from sparrow.client.staging import Stager
 from sparrow.kernel.lag import LagReport, TopicLag
@@ -41,7 +42,7 @@ from sparrow.store import batch as batches
 from sparrow.store.ports import Bounds, LogBatch, RecoveryReport, StoreState
 
 
-class RemoteBroker(RemotePipelines):
+class RemoteBroker(RemotePipelines, RemoteSchemas):
     """A connection to a broker that makes itself anew when it breaks."""
 
     def __init__(self, session: Session) -> None:

@@ -35,9 +35,19 @@ class RemoteDeadLetters:
         """One dead letter by the id of its message."""
         return verbs.to_letter(await self._call("get", Any, message_id=message_id))
 
-    async def replay(self, *, rate_per_s: float = 100.0, dry_run: bool = False, **selection: Any) -> Any:
-        """Delivers them again under their ids, in the background; returns the job. A dry run only counts."""
+    async def replay(
+        self,
+        *,
+        rate_per_s: float = 100.0,
+        dry_run: bool = False,
+        destination: str | None = None,
+        **selection: Any,
+    ) -> Any:
+        """Delivers them again under their ids, in the background, here or to another subscription; returns
+        the job. A dry run only counts."""
         result = ReplayPlan if dry_run else ReplayJob
+        if destination is not None:  # Brokers that do not know it are asked as ever.
+            selection["destination"] = destination
         return await self._call("replay", result, rate_per_s=rate_per_s, dry_run=dry_run, **selection)
 
     async def replays(self) -> builtins.list[ReplayJob]:

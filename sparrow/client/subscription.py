@@ -277,9 +277,19 @@ class BlockingDeadLetters:
         """One dead letter by the id of its message."""
         return self._thread.run(self._target.get(message_id))
 
-    def replay(self, *, rate_per_s: float = 100.0, dry_run: bool = False, **selection: Any) -> Any:
-        """Delivers them again under their ids, in the background; returns the job. A dry run only counts."""
-        return self._thread.run(self._target.replay(rate_per_s=rate_per_s, dry_run=dry_run, **selection))
+    def replay(
+        self,
+        *,
+        rate_per_s: float = 100.0,
+        dry_run: bool = False,
+        destination: str | None = None,
+        **selection: Any,
+    ) -> Any:
+        """Delivers them again under their ids, in the background, here or to another subscription; returns
+        the job. A dry run only counts."""
+        return self._thread.run(
+            self._target.replay(rate_per_s=rate_per_s, dry_run=dry_run, destination=destination, **selection)
+        )
 
     def replays(self) -> builtins.list[Any]:
         """The replay jobs of this subscription."""

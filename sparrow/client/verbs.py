@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 REPEATABLE = frozenset(
     [
-        "topic", "topics", "update_topic", "subscribe", "subscription", "subscriptions", "next_sequence",
+        "topic", "topics", "update_topic", "topic_schema", "set_topic_schema",
+        "subscribe", "subscription", "subscriptions", "next_sequence",
         "snapshots", "trace", "bounds", "offset_at", "apply_retention", "health", "state", "recovery",
         "set_publisher_limits", "set_token_limits", "flow", "lag", "topic_lag", "tokens", "audit_log",
         "extents", "segments", "measure", "places", "plan_rewrite",

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.model.rewrite import RewriteKind, RewritePlan
 from sparrow.model.segment import SegmentFile
 
 SCANNED = ("offset", "publish_time", "key", "deliver_at", "idempotency_key", "original_id")
@@ -120,6 +121,14 @@ def groups_to_merge(segments: Sequence[SegmentFile], bytes_max: int) -> list[lis
             gathered[-1].append(segment)
         found += [group for group in gathered if _is_worth_it(group)]
     return found
+
+
+def has_work(kind: RewriteKind, plan: RewritePlan, bytes_max: int) -> bool:
+    """Whether a job of this kind that looks at what is due would do anything."""
+    partitions = [each.segments for each in plan.segments.partitions]
+    if kind is RewriteKind.COMPACT:
+        return plan.is_due and any(partitions)
+    return any(groups_to_merge(segments, bytes_max) for segments in partitions)
 
 
 def _is_worth_it(group: Sequence[SegmentFile]) -> bool:

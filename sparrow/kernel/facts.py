@@ -125,6 +125,8 @@ class ReplayStarted(Fact, frozen=True, array_like=True, tag=7):
     total: int
     rate_per_s: float
     at_us: int
+    destination: str = ""
+    """The subscription that gets the letters; empty: the one whose letters they are."""
 
 
 class ReplayAdvanced(Fact, frozen=True, array_like=True, tag=8):

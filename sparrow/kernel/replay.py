@@ -1,9 +1,11 @@
-"""Replays: dead letters given back to their subscription, as jobs that survive a crash.
+"""Replays: dead letters given back to their subscription or to another, as jobs that survive a crash.
 
 A replay goes through the dead-letter streams from the spans it was accepted with; what arrives there
 later is not part of it. For each stretch the shell reads, the job says which letters it takes; their
 acks are taken back, so that the messages are delivered again under their own ids and in the order of
 their log, and the job's position moves, in one journal group. So a crash repeats or loses nothing.
+A job with a *destination* takes no acks back: its letters are stored again for that subscription alone,
+in the same group.
 
 Selection is by ids, by time of dead-lettering, by reason, and by a filter that the shell evaluates.
 A dry run uses the same selection and makes no facts. The rate is held by a token bucket that keeps
@@ -128,6 +130,8 @@ class ReplayJob(msgspec.Struct):
     failed: int = 0
     error: str = ""
     updated_at_us: int = 0
+    destination: str = ""
+    """The subscription that gets the letters; empty: the one whose letters they are."""
 
     def next_span(self) -> tuple[StreamId, int, int] | None:
         """The stretch to go on with: stream, position, end; ``None`` when all is gone through."""
@@ -174,8 +178,9 @@ class Replays:
         total: int,
         now_us: int,
         rate_per_s: float = RATE_DEFAULT_PER_S,
+        destination: str = "",
     ) -> list[Fact]:
-        """Accept a replay of what the dead-letter streams hold by now."""
+        """Accept a replay of what the dead-letter streams hold by now, for another subscription if named."""
         if replay_id in self.jobs:
             raise PreconditionFailed(f"a replay has the id {replay_id!r} already")
         if not 0 < rate_per_s <= 1_000_000:
@@ -185,7 +190,7 @@ class Replays:
         places = tuple((*stream, start, end) for stream, start, end in spans)
         raw = msgspec.json.encode(selection)
         name = self._subscription_id
-        return [ReplayStarted(name, replay_id, raw, places, total, float(rate_per_s), now_us)]
+        return [ReplayStarted(name, replay_id, raw, places, total, float(rate_per_s), now_us, destination)]
 
     def advance(
         self,
@@ -198,7 +203,8 @@ class Replays:
         skipped: int = 0,
         failed: int = 0,
     ) -> list[Fact]:
-        """A running job went through a stream up to ``position``; goes with the taken-back acks."""
+        """A running job went through a stream up to ``position``; goes with the acks that are taken back or
+        the messages that are stored again."""
         job = self.get(replay_id)
         if job.status is not ReplayStatus.RUNNING:
             raise PreconditionFailed(f"replay {replay_id!r} is {job.status}, not running")
@@ -244,7 +250,13 @@ class Replays:
         selection = msgspec.json.decode(fact.selection, type=ReplaySelection)
         spans = {f"{t}-{p}": (start, end) for t, p, start, end in fact.spans}
         self.jobs[fact.replay_id] = ReplayJob(
-            fact.replay_id, selection, spans, fact.total, fact.rate_per_s, fact.at_us
+            fact.replay_id,
+            selection,
+            spans,
+            fact.total,
+            fact.rate_per_s,
+            fact.at_us,
+            destination=fact.destination,
         )
         finished = [job for job in self.jobs.values() if job.status in FINISHED]
         for job in finished[: max(0, len(self.jobs) - REPLAYS_MAX)]:

@@ -7,6 +7,9 @@ wrong type or a contradiction is refused with the key's path before anything has
 Each source of a pipeline is a subscription: the pipeline's own name where there is one source,
 ``<pipeline>.<view>`` where there are several. So lag, seek, pause, dead letters and metrics are those of
 subscriptions. Whether a pipeline is to run is whether its subscriptions are paused.
+
+The built-ins ``compact`` and ``merge`` are *jobs*: they rewrite what is sealed of topics, a turn at a time,
+``every`` so often. A job reads no messages, so it has no subscription, no lag and no sinks.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from msgspec import Meta
 
 from sparrow.model.errors import InvalidArgument, InvalidPipeline
 from sparrow.model.names import parse_subscription, parse_topic
+from sparrow.model.rewrite import SEGMENT_BYTES
 
 VIEW = "source"
 """The name of the only source, where it has no other."""
@@ -34,10 +38,17 @@ SINKS_MAX = 16
 EXPECTATIONS_MAX = 64
 TRIGGER_S_MAX = 86_400.0
 TRIGGER_S = 1.0
+JOBS = ("compact", "merge")
+"""Built-ins that are done every so often."""
+EVERY_S_MIN, EVERY_S_MAX = 1.0, 31 * 86_400.0
+SEGMENT_MIB = "segment_mib"
+"""The option of a job: how large new segments may get."""
+SEGMENT_MIB_MAX = 4096
 
+_MIB = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?\Z")
-_SPANS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?\Z")
+_SPANS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +67,14 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
     master: Annotated[
         str, Meta(min_length=1, description="The Spark master, like local[2] or spark://host:7077.")
     ] = "local[*]"
+    servers: Annotated[
+        str,
+        Meta(
+            pattern=r"^(sparrows?://[^\s/@]+)?$",
+            description="How Spark's driver and executors reach this broker, like sparrow://broker:9092; the "
+            "address that it listens on when empty.",
+        ),
+    ] = ""
     driver_memory: Annotated[
         str, Meta(pattern=r"^[0-9]+[kmg]$", description="Memory of Spark's driver, like 1g.")
     ] = "1g"
@@ -135,10 +154,24 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expect: dict[str, str] = {}
     dead_letter_topic: str = ""
     trigger_s: float = TRIGGER_S
+    every_s: float = 0.0
+    """Of a job: the time from one turn to the next."""
     resources: Resources = Resources()
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is done every so often, and is no stream."""
+        return self.builtin in JOBS
+
+    @property
+    def segment_bytes(self) -> int:
+        """Of a job: how large new segments may get."""
+        return int(self.options.get(SEGMENT_MIB, SEGMENT_BYTES // _MIB)) * _MIB
 
     def subscriptions(self) -> dict[str, Source]:
         """The subscriptions that it is, and what each reads."""
+        if self.is_job:
+            return {}
         if len(self.sources) == 1:
             return {self.name: next(iter(self.sources.values()))}
         return {f"{self.name}.{view}": source for view, source in self.sources.items()}
@@ -163,7 +196,7 @@ class PipelineProgress(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     run: int
     state: str
-    """starting, running, failing or stopping."""
+    """starting, running, failing or stopping; of a job at last done or failed."""
     error: str = ""
     """The last one; it stays until a batch is done."""
     batch: int = -1
@@ -174,6 +207,28 @@ class PipelineProgress(msgspec.Struct, frozen=True, kw_only=True):
     done_rows: int = 0
     """Since the runner took it up."""
     restarts: int = 0
+    turn: int = 0
+    """Of a job: which one this is."""
+    outcome: str = ""
+    """Of a job that is done: what it did."""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    """Of a job: how much of how much of the present topic."""
+
+
+class PipelineTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's turns: the last, how that went, and when the next is due."""
+
+    next_at_us: int
+    count: int = 0
+    """How many are over."""
+    began_at_us: int | None = None
+    ended_at_us: int | None = None
+    outcome: str = ""
+    """Of the last one: done, failed, or idle when there was not enough to do."""
+    detail: str = ""
+    failures: int = 0
+    """In a row."""
 
 
 class PipelineLine(msgspec.Struct, frozen=True):
@@ -190,7 +245,7 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: Pipeline
     state: str
-    """stopped, waiting, starting, running, failing or stopping."""
+    """stopped, waiting, starting, running, failing or stopping; scheduled for a job that is not due."""
     is_wanted: bool
     """Whether it is to run."""
     run: int
@@ -205,6 +260,10 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     error_at_us: int | None = None
     progress: PipelineProgress | None = None
     """What its runner said last."""
+    is_due: bool = True
+    """Whether it is to run now; a job is when its turn has come."""
+    turns: PipelineTurns | None = None
+    """Of a job."""
 
 
 # Parsing.
@@ -212,7 +271,7 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
 T = TypeVar("T")
 _Declared = TypeVar("_Declared", bound=Callable[..., Any])
 _HINT = "docs/guides/pipelines.md shows every key."
-_ALIASES = ("source", "trigger")
+_ALIASES = ("source", "trigger", "every")
 
 
 def parse_pipeline(given: object, *, name: str | None = None) -> Pipeline:
@@ -231,11 +290,15 @@ def parse_pipeline(given: object, *, name: str | None = None) -> Pipeline:
     fields["sources"] = _sources(fields)
     if "trigger" in fields:
         fields["trigger_s"] = parse_span(fields.pop("trigger"))
+    if "every" in fields:
+        fields["every_s"] = parse_span(fields.pop("every"), "every", EVERY_S_MAX)
+    if fields.get("builtin") in JOBS:
+        fields.setdefault("sinks", [])
     if "sinks" not in fields:
         raise _wrong("sinks", "is missing: a pipeline writes to topics or tables")
     found = _convert(fields)
     _check(found)
-    if not found.dead_letter_topic:
+    if not found.dead_letter_topic and not found.is_job:
         found = msgspec.structs.replace(found, dead_letter_topic=f"{found.name}.dead")
     return found
 
@@ -295,7 +358,7 @@ def _keys_at(where: str) -> list[str]:
     return list(Pipeline.__struct_fields__)
 
 
-def parse_span(given: object, key: str = "trigger") -> float:
+def parse_span(given: object, key: str = "trigger", max_s: float = TRIGGER_S_MAX) -> float:
     """Seconds: a number, or a text like ``500ms``, ``2s``, ``1m``."""
     if isinstance(given, int | float) and not isinstance(given, bool):
         seconds = float(given)
@@ -304,8 +367,8 @@ def parse_span(given: object, key: str = "trigger") -> float:
         if match is None:
             raise _wrong(key, f"is a span of time like 2s or 500ms, not {given!r}")
         seconds = float(match[1]) * _SPANS[match[2]]
-    if not 0 <= seconds <= TRIGGER_S_MAX:
-        raise _wrong(key, f"is from 0 to {TRIGGER_S_MAX:g} s, not {given!r}")
+    if not 0 <= seconds <= max_s:
+        raise _wrong(key, f"is from 0 to {max_s:g} s, not {given!r}")
     return seconds
 
 
@@ -325,6 +388,11 @@ def _check(found: Pipeline) -> None:
         raise _wrong("function", f"is module:name or file.py:name, not {found.function!r}")
     if found.builtin is None and found.options:
         raise _wrong("options", "are those of a builtin")
+    if found.is_job:
+        _check_job(found)
+        return
+    if found.every_s:
+        raise _wrong("every", f"is for {' and '.join(JOBS)}; a stream has a trigger")
     if found.mode not in ("append", "update"):
         raise _wrong("mode", f"is append or update, not {found.mode!r}")
     if not 0 <= found.trigger_s <= TRIGGER_S_MAX:
@@ -341,6 +409,29 @@ def _check(found: Pipeline) -> None:
     if found.dead_letter_topic:
         with _at("dead_letter_topic"):
             parse_topic(found.dead_letter_topic)
+
+
+def _check_job(found: Pipeline) -> None:
+    """It has topics, a time from turn to turn and the size of new segments; nothing else would do
+    anything."""
+    if len(found.sources) != 1:
+        raise _wrong("sources", f"has {len(found.sources)}; a job has one, and a pattern names many topics")
+    ((view, source),) = found.sources.items()
+    for key in Source.__struct_fields__:
+        if key != "topic" and getattr(source, key) != getattr(Source(topic=source.topic), key):
+            raise _wrong(f"sources.{view}.{key}", f"means nothing to {found.builtin}, which reads files")
+    plain = Pipeline(name=found.name, sources=found.sources, sinks=[])
+    for key in ("sinks", "expect", "dead_letter_topic", "mode", "trigger_s"):
+        if getattr(found, key) != getattr(plain, key):
+            raise _wrong(key.removesuffix("_s"), f"means nothing to {found.builtin}: leave it out")
+    if not EVERY_S_MIN <= found.every_s <= EVERY_S_MAX:
+        said = f"is the time from one turn to the next, from {EVERY_S_MIN:g} s to {EVERY_S_MAX / 86400:g} d"
+        raise _wrong("every", said)
+    for key, value in found.options.items():
+        if key != SEGMENT_MIB:
+            raise _unknown("options", key, [SEGMENT_MIB])
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SEGMENT_MIB_MAX:
+            raise _wrong(f"options.{key}", f"is a number from 1 to {SEGMENT_MIB_MAX}, not {value!r}")
 
 
 def _check_source(view: str, source: Source) -> None:

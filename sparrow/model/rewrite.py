@@ -15,6 +15,9 @@ import msgspec
 from sparrow.model.segment import TopicSegments
 from sparrow.model.topic import TopicPolicy
 
+SEGMENT_BYTES = 128 * 1024 * 1024
+"""How large a job makes segments: small enough for a task, large enough for a scan."""
+
 
 class RewriteKind(enum.StrEnum):
     """What a rewrite does to messages."""

@@ -27,6 +27,7 @@ from sparrow.wire.heads import Fetch, Fetched
 BROKER_VERBS = frozenset(
     [
         "create_topic", "topic", "topics", "update_topic", "delete_topic",
+        "set_topic_schema", "topic_schema", "delete_topic_schema",
         "subscribe", "subscription", "subscriptions",
         "producer", "next_sequence", "commit_staged", "abort_staged", "stages", "committed_batch",
         "snapshots", "delete_snapshot", "trace", "bounds", "offset_at", "seal", "apply_retention",

@@ -23,6 +23,8 @@ _ON_TOPIC: dict[str, tuple[Action, str]] = {
     "create_topic": (Action.ADMIN, "name"),
     "update_topic": (Action.ADMIN, "name"),
     "delete_topic": (Action.ADMIN, "name"),
+    "set_topic_schema": (Action.ADMIN, "topic"),
+    "delete_topic_schema": (Action.ADMIN, "topic"),
     "subscribe": (Action.SUBSCRIBE, "pattern"),
     "segments": (Action.READ, "topic"),
     "measure": (Action.READ, "topic"),
@@ -32,6 +34,7 @@ _ON_TOPIC: dict[str, tuple[Action, str]] = {
 }
 _ABOUT_TOPIC = {
     "topic": "name",
+    "topic_schema": "topic",
     "bounds": "topic",
     "offset_at": "topic",
     "next_sequence": "topic",
@@ -53,7 +56,8 @@ _LISTS = frozenset({"topics", "subscriptions", "lag", "snapshots", "extents"})
 _FOR_ALL = frozenset({"health"})
 _AUDITED = frozenset(
     [
-        "create_topic", "update_topic", "delete_topic", "delete_snapshot", "seal", "apply_retention",
+        "create_topic", "update_topic", "delete_topic", "set_topic_schema", "delete_topic_schema",
+        "delete_snapshot", "seal", "apply_retention",
         "swap_segments",
         "set_publisher_limits", "set_token_limits", "create_token", "tokens", "revoke_token", "audit_log",
         "subscription.update", "subscription.unsubscribe", "subscription.pause", "subscription.resume",
@@ -140,6 +144,8 @@ class Gate:
             action = Action.READ if name in _ABOUT_SUBSCRIPTION else Action.SUBSCRIBE
             access.require(principal, action, await self._pattern(_text(verb, arguments, "subscription")))
             self._check_dead_letters(arguments)
+            if isinstance(destination := arguments.get("destination"), str):
+                await self.check_subscription(destination)
         elif verb == "delete_snapshot":
             await self._check_snapshot(_text(verb, arguments, "name"))
         elif verb == "trace":

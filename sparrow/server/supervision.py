@@ -48,7 +48,7 @@ class Supervisor:
         self._broker = broker
         self._pipelines = broker.pipeline_desk
         self._settings = settings
-        self._url = url
+        self._url = url and (settings.servers or url)
         self._home = settings.home or f"{data.rstrip('/')}.pipelines"
         self._clock = clock or Clock()
         self._task: asyncio.Task[None] | None = None
@@ -119,7 +119,7 @@ class Supervisor:
             env=self._environment(),
             start_new_session=True,
         )
-        self._log.info("runner-started", "", pid=process.pid, home=self._home)
+        self._log.info("runner-started", "", pid=process.pid, home=self._home, servers=self._url)
         reading = asyncio.ensure_future(self._read(process))
         idling = asyncio.ensure_future(self._until_idle())
         try:
@@ -185,7 +185,10 @@ class Supervisor:
 
     async def _until(self, condition: object) -> None:
         assert callable(condition)
-        while not condition():
+        while True:
+            await self._pipelines.pass_over()
+            if condition():
+                return
             await self._until_changed()
 
     async def _until_changed(self) -> None:
@@ -196,15 +199,20 @@ class Supervisor:
                 await self._pipelines.changed.wait()
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None or process.returncode is not None:
+        process = self._process  # Forgotten at the end: who gives up waiting here is followed by ``stop``.
+        if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-            try:
-                async with asyncio.timeout(STOP_S):
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+                try:
+                    async with asyncio.timeout(STOP_S):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()
                     await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        self._log.info("runner-stopped")
+            self._log.info("runner-stopped")
+        # A JVM that is about to end holds the pipes still, and asyncio would wait for it.
+        process._transport.close()  # type: ignore[attr-defined]
+        self._process = None
+        await asyncio.sleep(0)

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparrow.spark.causes import cause
+    from sparrow.spark.payloads import avro, protobuf
     from sparrow.spark.progress import watch_progress
     from sparrow.spark.sessions import session
     from sparrow.spark.tables import stream, table, typed
 
 _PLACES = {
+    "avro": "payloads",
     "cause": "causes",
+    "protobuf": "payloads",
     "session": "sessions",
     "stream": "tables",
     "table": "tables",
@@ -31,7 +34,7 @@ _PLACES = {
     "watch_progress": "progress",
 }
 
-__all__ = ["cause", "session", "stream", "table", "typed", "watch_progress"]
+__all__ = ["avro", "cause", "protobuf", "session", "stream", "table", "typed", "watch_progress"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ from sparrow.model.errors import (
     TopicRecreated,
 )
 from sparrow.model.message import StreamId
+from sparrow.model.schema import TopicSchema
 from sparrow.model.segment import BatchPlace, Extent, Measured, Stretch, TopicSegments
 from sparrow.spark.options import Where
 from sparrow.spark.ranges import Range
@@ -56,6 +57,8 @@ class Origin(Protocol):
     def places(self, topic: str, stretches: Sequence[Stretch]) -> list[list[BatchPlace]]: ...
 
     def offset_at(self, topic: str, partition: int, time_us: int) -> int: ...
+
+    def topic_schema(self, topic: str) -> TopicSchema | None: ...
 
     def scan(self, wanted: Range, columns: Sequence[str], is_loss_fatal: bool) -> Iterator[LogBatch]:
         """The batches of a range, in order; the last may go beyond its end."""
@@ -140,6 +143,10 @@ class BrokerOrigin:
     def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         moment = _EPOCH + timedelta(microseconds=time_us)
         return int(self.run(self.broker.offset_at(topic, moment, partition=partition)))
+
+    def topic_schema(self, topic: str) -> TopicSchema | None:
+        found: TopicSchema | None = self.run(self.broker.topic_schema(topic))
+        return found
 
     def scan(self, wanted: Range, columns: Sequence[str], is_loss_fatal: bool) -> Iterator[LogBatch]:
         if wanted.file is not None:
@@ -227,6 +234,10 @@ class DirectoryOrigin:
     def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         with self._looking():
             return self._log().offset_at(topic, partition, time_us)
+
+    def topic_schema(self, topic: str) -> TopicSchema | None:
+        with self._looking():
+            return self._log().topic_schema(topic)
 
     def scan(self, wanted: Range, columns: Sequence[str], is_loss_fatal: bool) -> Iterator[LogBatch]:
         with self._looking():

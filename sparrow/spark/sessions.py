@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from sparrow.spark.java import prepare_java
@@ -35,22 +36,35 @@ _LOCAL = {
 
 
 def session(
-    name: str = "sparrow", *, master: str | None = None, config: dict[str, Any] | None = None
+    name: str | None = None, *, master: str | None = None, config: dict[str, Any] | None = None
 ) -> SparkSession:
-    """The session of this process, made when there is none. ``master`` is ``local[*]`` unless it or the
-    environment's SPARK_MASTER says otherwise; ``config`` goes before what is set here."""
-    chosen = master or os.environ.get("SPARK_MASTER") or "local[*]"
-    prepare_java()
+    """The session of this process, made when there is none. ``master`` is ``local[*]`` unless it,
+    ``spark-submit`` or the environment's SPARK_MASTER says otherwise. What ``spark-submit`` was told goes
+    before what is set here, and ``config`` before both."""
+    submitted = _submitted()
+    chosen = master or submitted.get("spark.master") or os.environ.get("SPARK_MASTER") or "local[*]"
+    if not submitted:
+        prepare_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings: dict[str, Any] = dict(TUNED)
     if chosen.startswith("local"):
         settings |= _LOCAL
         settings["spark.sql.shuffle.partitions"] = os.cpu_count() or 2
-    settings |= config or {}
-    builder = SparkSession.builder.appName(name).master(chosen)
+    settings = {key: value for key, value in settings.items() if key not in submitted} | (config or {})
+    title = name or submitted.get("spark.app.name") or "sparrow"
+    builder = SparkSession.builder.appName(title).master(chosen)
     for key, value in settings.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         builder = builder.config(key, text)
     found: SparkSession = builder.getOrCreate()
     return found
+
+
+def _submitted() -> dict[str, str]:
+    """What ``spark-submit`` was told: it starts the JVM, and this program from there, and a builder would
+    override it in silence."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()  # Only a configuration that sees the JVM knows.
+    return dict(SparkConf().getAll())

@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sparrow.model.errors import InvalidArgument, OffsetOutOfRange
 from sparrow.model.message import to_us
+from sparrow.model.schema import RESERVED, SchemaType, TopicSchema
 from sparrow.model.segment import PartitionSegments, SegmentFile, TopicSegments
+from sparrow.spark import payloads
 from sparrow.spark.columns import LAKE, choose
 from sparrow.spark.options import ReadOptions, Where, parse_options, parse_where
 from sparrow.spark.origins import Origin, open_origin
@@ -38,7 +42,10 @@ HOLD_S = 600.0
 HISTORY_BATCH = "2g"
 """How much of history a stream takes at once, as it is stored."""
 MALFORMED = "__malformed"
+TOPIC = "topic"
+"""The schema that a topic has itself, if it has one."""
 
+Schema = str | StructType | TopicSchema
 Offsets = int | Mapping[int, int]
 Time = datetime | float | str
 
@@ -69,16 +76,17 @@ def table(
     end_offset: Offsets | None = None,
     start_time: Time | None = None,
     end_time: Time | None = None,
-    schema: str | StructType | None = None,
+    schema: Schema | None = TOPIC,
     hold_s: float = HOLD_S,
     lake: str | None = None,
 ) -> DataFrame:
     """A topic, or all topics of a pattern, as a DataFrame that shows what the log holds now.
 
     Offsets are one number for all partitions or ``{partition: offset}``; times are those of publishing. Both
-    pick files before anything is read. ``schema`` types the data as JSON: its fields become columns and the
-    message's own get the prefix ``__``. ``lake`` is where executors see the data directory, if elsewhere:
-    any path or URL that Spark reads."""
+    pick files before anything is read. ``schema`` says what the data is: DDL or a StructType for JSON, or
+    what ``sparrow.spark.avro`` and ``protobuf`` give. Its fields become columns and the message's own get the
+    prefix ``__``. A topic that has a schema itself needs none here; None leaves the data as it is. ``lake``
+    is where driver and executors see the data directory, if elsewhere: any path or URL that Spark reads."""
     where = parse_where(_given(servers=servers, path=path, token=token))
     options = _reading(where, topic)
     origin = open_origin(where)
@@ -95,7 +103,8 @@ def table(
     whole = parts[0] if parts else spark.createDataFrame([], chosen)
     for part in parts[1:]:
         whole = whole.unionAll(part)
-    return whole if schema is None else typed(whole, schema)
+    found = _chosen(schema, origin, topic, whole)
+    return whole if found is None else typed(whole, found)
 
 
 def stream(
@@ -108,7 +117,7 @@ def stream(
     columns: Sequence[str] | None = None,
     start: str = "earliest",
     start_time: Time | None = None,
-    schema: str | StructType | None = None,
+    schema: Schema | None = TOPIC,
     subscription: str | None = None,
     max_bytes_per_trigger: int | str = HISTORY_BATCH,
     **options: Any,
@@ -129,37 +138,56 @@ def stream(
         **options,
     )
     parsed = parse_options(given, is_stream=True)
-    find_topics(open_origin(parsed.where), _reading(parsed.where, topic))
+    origin = open_origin(parsed.where)
+    find_topics(origin, _reading(parsed.where, topic))
     if subscription is not None:
         watch_progress(spark, parsed.where)
     frame = spark.readStream.format("sparrow").options(**given).load()
-    return frame if schema is None else typed(frame, schema)
+    found = _chosen(schema, origin, topic, frame)
+    return frame if found is None else typed(frame, found)
 
 
-def typed(frame: DataFrame, schema: str | StructType) -> DataFrame:
-    """The fields of JSON data as columns; those of the message behind them, with the prefix ``__``. What does
-    not parse is shown in ``__malformed`` as it came, beside fields that are null."""
+def typed(frame: DataFrame, schema: Schema) -> DataFrame:
+    """The fields of the data as columns; those of the message behind them, with the prefix ``__``. What does
+    not parse is shown in ``__malformed`` as it came, beside fields that are null. A schema that is text or a
+    StructType is one of JSON."""
     fields = _fields(schema)
     if "data" not in frame.columns:
         raise InvalidArgument("columns must have data among them for a schema to apply to")
-    clash = [field.name for field in fields if field.name.startswith("__")]
+    clash = [field.name for field in fields if field.name.startswith(RESERVED)]
     if clash:
         raise InvalidArgument(
             f"schema: the name {clash[0]!r} begins with __, as the message's own columns do"
         )
-    whole = StructType([*fields, StructField(MALFORMED, StringType())])
+    own = [name for name in frame.columns if name != "data"]
     text = F.col("data").cast("string")
-    parsed = F.from_json(text, whole, {"columnNameOfCorruptRecord": MALFORMED})
-    own = [F.col(name).alias(f"__{name}") for name in frame.columns if name != "data"]
-    found = frame.select(parsed.alias("__parsed"), *own)
-    names = [*(field.name for field in fields), MALFORMED]
+    if isinstance(schema, TopicSchema) and schema.type is not SchemaType.JSON:
+        parsed = payloads.decoded(schema, F.col("data"))
+        malformed = F.when(F.col("__parsed").isNull(), F.col("__data"))
+    else:
+        whole = StructType([*fields, StructField(MALFORMED, StringType())])
+        parsed = F.from_json(text, whole, {"columnNameOfCorruptRecord": MALFORMED})
+        malformed = F.col("__parsed").getField(MALFORMED)
+    found = frame.select(
+        parsed.alias("__parsed"), text.alias("__data"), *(F.col(name).alias(f"__{name}") for name in own)
+    )
     return found.select(
-        *(F.col("__parsed").getField(name).alias(name) for name in names),
-        *(F.col(f"__{name}") for name in frame.columns if name != "data"),
+        *(F.col("__parsed").getField(field.name).alias(field.name) for field in fields),
+        malformed.alias(MALFORMED),
+        *(F.col(f"__{name}") for name in own),
     )
 
 
-def _fields(schema: str | StructType) -> list[StructField]:
+def _chosen(schema: Schema | None, origin: Origin, topic: str, frame: DataFrame) -> Schema | None:
+    """The schema to apply. Topics of a pattern may have several, so there one has to be given."""
+    if schema != TOPIC:
+        return schema
+    return None if _is_pattern(topic) or "data" not in frame.columns else origin.topic_schema(topic)
+
+
+def _fields(schema: Schema) -> list[StructField]:
+    if isinstance(schema, TopicSchema):
+        return list(payloads.spark_schema(schema).fields)
     if isinstance(schema, StructType):
         return list(schema.fields)
     try:
@@ -180,8 +208,11 @@ def _given(**options: Any) -> dict[str, str]:
 def _reading(where: Where, topic: str) -> ReadOptions:
     """How a topic that is not a pattern has to exist, though a pattern may match none."""
     wanted = {"servers": where.servers} if where.servers else {"path": where.path or ""}
-    is_pattern = any(letter in str(topic) for letter in "*#")
-    return parse_options({**wanted, "subscribePattern" if is_pattern else "subscribe": topic})
+    return parse_options({**wanted, "subscribePattern" if _is_pattern(topic) else "subscribe": topic})
+
+
+def _is_pattern(topic: str) -> bool:
+    return any(letter in str(topic) for letter in "*#")
 
 
 def _iso(moment: Time) -> str:
@@ -234,6 +265,7 @@ class _Edges:
 def _pieces(origin: Origin, seen: TopicSegments, edges: _Edges, lake: str | None) -> Iterator[Piece]:
     """What is read of each partition, and how. Where no file can be opened the source reads everything."""
     place = seen.directory if lake is None else lake.rstrip("/")
+    scheme = "file://" if lake is None else ""  # Where Spark's default is another file system.
     for held in seen.partitions:
         start, end = edges.of(origin, seen.topic, held)
         if start >= end:
@@ -246,7 +278,7 @@ def _pieces(origin: Origin, seen: TopicSegments, edges: _Edges, lake: str | None
             seen.topic,
             seen.topic_id,
             held.partition,
-            tuple(f"{place}/{each.file}" for each in files),
+            tuple(f"{scheme}{place}/{each.file}" for each in files),
             start if _begins_before(files, start) else None,
             end if files and files[-1].end_offset > end else None,
             (stitch, end) if stitch < end else None,
@@ -258,13 +290,27 @@ def _begins_before(files: Sequence[SegmentFile], start: int) -> bool:
 
 
 def _history(spark: SparkSession, piece: Piece, chosen: StructType) -> DataFrame:
-    found = spark.read.schema(LAKE).parquet(*piece.files)
+    try:
+        found = spark.read.schema(LAKE).parquet(*piece.files)
+    except (PySparkException, Py4JError) as error:
+        raise InvalidArgument(
+            f"lake: Spark cannot read {piece.files[0]}: {_first_line(error)}",
+            hint="Give the path or URL under which driver and executors see the data directory, with what "
+            'Spark needs for it, or read with format("sparrow"), which asks the broker.',
+        ) from error
     if piece.start is not None:
         found = found.where(F.col("offset") >= piece.start)
     if piece.end is not None:
         found = found.where(F.col("offset") < piece.end)
     fixed = {"topic": F.lit(piece.topic), "partition": F.lit(piece.partition)}
     return found.select(*(fixed.get(name, F.col(name)).alias(name) for name in chosen.names))
+
+
+def _first_line(error: Exception) -> str:
+    """What is wrong; an error of the JVM begins with the call that it came from."""
+    lines = str(error).splitlines()
+    said = lines[1] if isinstance(error, Py4JError) and len(lines) > 1 else lines[0]
+    return said.lstrip(": ")
 
 
 def _tail(spark: SparkSession, where: Where, pieces: Sequence[Piece], chosen: StructType) -> DataFrame | None:

@@ -57,6 +57,28 @@ def test_a_dry_run_counts_and_a_replay_delivers_again(letters: Any) -> None:
     assert len(letters.lines("pull", "mail")) == 5
 
 
+def test_letters_are_replayed_to_another_subscription(letters: Any) -> None:
+    letters("sub", "create", "audit", "mail.send")
+    done = letters.json("dlq", "replay", "mail", "--to-subscription", "audit", "--rate", "1000")
+    assert (done["status"], done["replayed"], done["destination"]) == ("completed", 5, "audit")
+    (job,) = letters.rows("dlq", "jobs", "mail")
+    assert job["to"] == "audit"
+    found = letters.lines("pull", "audit", "--max", "10")
+    assert [message["data"] for message in found] == [f"to: {number}" for number in range(5)]
+    assert {message["attributes"]["replay_from"] for message in found} == {"mail"}
+    assert letters.json("dlq", "list", "mail") == []
+    assert letters.lines("pull", "mail") == []
+
+
+def test_a_replay_to_a_subscription_that_cannot_take_them_is_refused(letters: Any) -> None:
+    refused = letters.error("dlq", "replay", "mail", "--to-subscription", "nobody", code=3)
+    assert refused["code"] == "SUBSCRIPTION_NOT_FOUND"
+    letters("sub", "create", "other", "elsewhere")
+    refused = letters.error("dlq", "replay", "mail", "--to-subscription", "other", code=4)
+    assert refused["code"] == "FAILED_PRECONDITION"
+    assert len(letters.json("dlq", "list", "mail")) == 5
+
+
 def test_purge_must_be_confirmed(letters: Any) -> None:
     assert letters("dlq", "purge", "mail", "--dry-run") == "5 dead letters would be purged\n"
     assert "--yes" in letters.error("dlq", "purge", "mail", code=2)["hint"]

@@ -107,12 +107,21 @@ def test_every_command_has_help_with_an_example(sparrow: Any, group: Any) -> Non
     if group.is_single:
         assert "Example" in page
         return
-    verbs = [line.split()[0] for line in page.partition("Commands:")[2].splitlines() if line.strip()]
+    check_verbs(sparrow, page, group.name)
+
+
+def check_verbs(sparrow: Any, page: str, *words: str) -> None:
+    """Those of a group, and of a group inside it."""
+    listed = page.partition("Commands:\n")[2].partition("\n\n")[0]
+    verbs = [line.split()[0] for line in listed.splitlines()]
     assert len(verbs) >= 3
     for verb in verbs:
-        page = sparrow.bare(group.name, verb, "--help")
-        assert f"Example: sparrow {group.name} {verb}" in " ".join(page.split())
-        assert "--json" in page
+        below = sparrow.bare(*words, verb, "--help")
+        assert f"Example: sparrow {' '.join(words)} {verb}" in " ".join(below.split())
+        if "Commands:" in below:
+            check_verbs(sparrow, below, *words, verb)
+        else:
+            assert "--json" in below
 
 
 def test_help_loads_neither_a_broker_nor_tables() -> None:

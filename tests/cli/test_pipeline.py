@@ -53,3 +53,16 @@ def test_what_is_wrong_is_told_with_the_file_and_the_key(sparrow: Any, file: Pat
     missing = sparrow.error("pipeline", "status", "none", code=3)
     assert missing["hint"].startswith("`sparrow pipeline list`")
     assert sparrow.error("pipeline", "delete", "none", code=3)["code"] == "PIPELINE_NOT_FOUND"
+
+
+def test_a_job_is_shown_with_its_turns(sparrow: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tidy.yaml"
+    file.write_text("{source: state.#, builtin: compact, every: 1h}")
+    (applied,) = sparrow.json("pipeline", "apply", file)
+    assert (applied["state"], applied["turns"]["count"]) == ("waiting", 0)
+    (row,) = sparrow.rows("pipeline", "list")
+    assert (row["name"], row["reads"], row["writes"]) == ("tidy", "state.#", "compact, every 1h")
+    shown = sparrow("pipeline", "status", "tidy")
+    assert "next_turn\t" in shown
+    assert "every\t1h" in shown
+    assert sparrow.json("pipeline", "stop", "tidy")["state"] == "stopped"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import builtins
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import httpx
+import msgspec
 import pytest
 
 from sparrow.model.consumer import Consumer
 from sparrow.model.errors import from_dict
 from sparrow.model.message import parse_message_id, to_us
+from sparrow.model.schema import SchemaNotFound, TopicSchema
 
 _POLICY = {"dead_letter_topic": "dead_letter_topic_id"}
 
@@ -56,6 +60,18 @@ class OverHttp:
 
     async def delete_topic(self, name: str, *, force: bool = False) -> None:
         await self.ask("DELETE", f"/v1/topics/{name}", force=str(force).lower())
+
+    async def set_topic_schema(self, name: str, **schema: Any) -> Any:
+        return msgspec.convert(await self.ask("PUT", f"/v1/topics/{name}/schema", schema), TopicSchema)
+
+    async def topic_schema(self, name: str) -> Any:
+        try:
+            return msgspec.convert(await self.ask("GET", f"/v1/topics/{name}/schema"), TopicSchema)
+        except SchemaNotFound:
+            return None
+
+    async def delete_topic_schema(self, name: str) -> None:
+        await self.ask("DELETE", f"/v1/topics/{name}/schema")
 
     async def bounds(self, name: str, partition: int = 0) -> Any:
         shown = await self.ask("GET", f"/v1/topics/{name}")
@@ -283,6 +299,24 @@ class HttpLetters:
             for each in found
         ]
 
+    async def replay(self, *, destination: str | None = None, **options: Any) -> Any:
+        named = {} if destination is None else {"destination_subscription_id": destination}
+        return replay(await self._broker.ask("POST", f"{self._path}/replay", {**named, **options}))
+
+    async def replays(self) -> builtins.list[Any]:
+        return [replay(each) for each in (await self._broker.ask("GET", f"{self._path}/replays"))["replays"]]
+
+    async def wait(self, replay_id: str) -> Any:
+        async with asyncio.timeout(60):
+            while True:
+                found = replay(await self._broker.ask("GET", f"{self._path}/replays/{replay_id}"))
+                if found.status not in ("pending", "running"):
+                    return found
+                await asyncio.sleep(0.02)
+
+    async def purge(self, **options: Any) -> int:
+        return int((await self._broker.ask("POST", f"{self._path}/purge", options))["purged"])
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def verb(*args: Any, **options: Any) -> None:
             unsaid(f"{name} of dead letters")
@@ -291,6 +325,14 @@ class HttpLetters:
 
 
 # Values.
+
+
+def replay(shown: dict[str, Any]) -> Any:
+    return SimpleNamespace(
+        **{name: shown[name] for name in ("replay_id", "status", "replayed", "failed", "error")},
+        total=shown["message_count"],
+        destination=shown["destination_subscription_id"],
+    )
 
 
 def topic(shown: dict[str, Any]) -> Any:

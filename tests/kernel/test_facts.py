@@ -27,7 +27,7 @@ def every_fact() -> list[facts.Fact]:
         facts.DeadLettered(1, 2, 3, 5, "rejected", 7, 9, 0, 4),
         facts.CursorSeeked(1, 2, 3, *some, 4),
         facts.AcksTakenBack(1, 2, 3, *some, 1, "r", 7),
-        facts.ReplayStarted(1, "r", b"{}", ((9, 0, 0, 10),), 10, 5.0, 7),
+        facts.ReplayStarted(1, "r", b"{}", ((9, 0, 0, 10),), 10, 5.0, 7, "audit"),
         facts.ReplayAdvanced(1, "r", 9, 0, 4, 3, 1, 0, 7),
         facts.ReplayMoved(1, "r", "running", "", 7),
         facts.StreamAttached(1, 2, 3, 0),
@@ -90,6 +90,12 @@ def test_damage_is_a_typed_error(raw: bytes) -> None:
 def test_a_field_that_a_newer_version_added_is_skipped() -> None:
     fields = msgspec.msgpack.decode(facts.encode(every_fact()[:1]))[0]
     assert facts.decode(msgspec.msgpack.encode([[*fields, "from the future"]])) == [every_fact()[0]]
+
+
+def test_a_replay_that_an_older_version_wrote_has_no_destination() -> None:
+    [fact] = facts.decode(bytes.fromhex("91980701a172c4027b7d91940900000a0acb401400000000000007"))
+    assert isinstance(fact, facts.ReplayStarted)
+    assert (fact.at_us, fact.destination) == (7, "")
 
 
 def test_a_million_acks_in_a_row_are_a_few_bytes() -> None:

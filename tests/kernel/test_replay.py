@@ -78,6 +78,15 @@ def test_a_job_goes_on_after_a_crash_where_it_was() -> None:
     assert again.jobs == replays.jobs
 
 
+def test_a_job_keeps_its_destination_over_a_crash() -> None:
+    replays = Replays(1)
+    apply(replays, replays.start("r", ReplaySelection(), [(DEAD, 0, 10)], 10, 5, destination="audit"))
+    again = Replays(1)
+    again.restore(replays.to_bytes())
+    assert again.get("r").destination == "audit"
+    assert started().get("r").destination == ""
+
+
 def test_facts_may_be_applied_again_on_top_of_a_later_state() -> None:
     replays = Replays(1)
     found = replays.start("r", ReplaySelection(), [(DEAD, 0, 10)], 10, 5)

@@ -131,3 +131,43 @@ def test_a_file_names_its_pipeline_and_times_are_kept(tmp_path: Path) -> None:
     start = found.sources["source"].start
     assert isinstance(start, str)
     assert datetime.fromisoformat(start) == datetime(2026, 7, 1, 12, tzinfo=UTC)
+
+
+JOB: dict[str, Any] = {"name": "tidy", "source": "state.#", "builtin": "compact", "every": "1h"}
+
+
+def test_a_job_has_topics_and_a_time_from_turn_to_turn() -> None:
+    found = parse_pipeline(JOB)
+    assert (found.is_job, found.every_s, found.sinks, found.dead_letter_topic) == (True, 3600.0, [], "")
+    assert found.subscriptions() == {}
+    assert found.segment_bytes == 128 * 1024 * 1024
+    assert parse_pipeline(found) == found
+    assert parse_pipeline({**JOB, "every": "7d", "options": {"segment_mib": 2}}).segment_bytes == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"every": "100ms"}, "every"),
+        ({"every": "60d"}, "every"),
+        ({"every": 0}, "every"),
+        ({"sinks": [{"topic": "x"}]}, "sinks"),
+        ({"trigger": "5s"}, "trigger"),
+        ({"expect": {"is there": "true"}}, "expect"),
+        ({"dead_letter_topic": "x"}, "dead_letter_topic"),
+        ({"source": {"topic": "state", "filter": "key = 'a'"}}, "sources.source.filter"),
+        ({"source": None, "sources": {"a": {"topic": "a"}, "b": {"topic": "b"}}}, "sources"),
+        ({"options": {"segment_mb": 1}}, "options.segment_mb"),
+        ({"options": {"segment_mib": 0}}, "options.segment_mib"),
+        ({"options": {"segment_mib": True}}, "options.segment_mib"),
+    ],
+)
+def test_what_means_nothing_to_a_job_is_refused(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(InvalidPipeline) as refused:
+        parse_pipeline({**JOB, **changes})
+    assert refused.value.details["key"] == key
+
+
+def test_a_stream_is_not_scheduled() -> None:
+    with pytest.raises(InvalidPipeline, match="every is for compact and merge"):
+        parse_pipeline({**GOOD, "every": "1h"})

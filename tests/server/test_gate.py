@@ -12,7 +12,7 @@ import pytest
 
 import sparrow
 from sparrow.broker.broker import Broker
-from sparrow.model.errors import PermissionDenied, Unauthenticated
+from sparrow.model.errors import PermissionDenied, SubscriptionNotFound, Unauthenticated
 from sparrow.server import gate
 from sparrow.server.calls import BROKER_VERBS, DEAD_LETTER_VERBS, SUBSCRIPTION_VERBS
 from sparrow.server.tcp import TcpServer
@@ -142,6 +142,22 @@ async def test_dead_letters_go_only_where_their_sender_may_publish(tmp_path: Pat
             await client.call("subscribe", **{**asked, "dead_letter_topic": "dead.orders"})
             with pytest.raises(PermissionDenied):
                 await client.call("subscription.update", subscription="mine", dead_letter_topic="stock")
+
+
+async def test_dead_letters_are_replayed_only_to_what_their_sender_may_consume(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as there:
+        mine = await there.broker.subscribe("mine", "orders.us", dead_letter_topic="dead")
+        await there.broker.publish("orders.us", b"x")
+        await mine.nack(await mine.pull(timeout_s=10), retry=False)
+        await mine.flush()
+        token = await there.token("subscribe:orders.*")
+        async with connected(there.server, token=token) as client:
+            with pytest.raises(PermissionDenied):
+                await client.call("dead_letters.replay", subscription="mine", destination="all")
+            with pytest.raises(SubscriptionNotFound):
+                await client.call("dead_letters.replay", subscription="mine", destination="nobody")
+            assert len(await mine.dead_letters.list()) == 1
+            await client.call("dead_letters.replay", subscription="mine", destination="billing")
 
 
 async def test_lists_show_what_a_token_may_see(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ async def test_a_runner_that_ends_is_told_of_and_started_again(tmp_path: Path) -
             await server.close()
 
 
+async def test_a_runner_is_told_the_address_that_the_settings_name(tmp_path: Path) -> None:
+    settings = PipelineSettings(servers="sparrows://127.0.0.1:1", home=str(tmp_path / "home"))
+    async with sparrow.aopen(tmp_path / "data") as broker:
+        told = Supervisor(broker, settings, "sparrow://0.0.0.0:9092", str(tmp_path / "data"))._words("me")
+        assert told[told.index("--servers") + 1] == "sparrows://127.0.0.1:1"
+        without = Supervisor(broker, PipelineSettings(), "sparrow://127.0.0.1:9092", str(tmp_path / "data"))
+        assert "sparrow://127.0.0.1:9092" in without._words("me")
+
+
 async def test_pipelines_can_be_turned_off(tmp_path: Path) -> None:
     async with sparrow.aopen(tmp_path / "data") as broker:
         supervisor = Supervisor(broker, PipelineSettings(enabled=False), None, str(tmp_path / "data"))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from sparrow.model.errors import InvalidPipeline
 from sparrow.model.pipeline import parse_pipeline
@@ -22,7 +20,6 @@ from sparrow.spark.pipelines.poison import Search, describe
 pytestmark = pytest.mark.soak
 """Minutes of Spark: `make test-spark` runs them."""
 
-DECLARATIVE = Path(__file__).resolve().parents[2] / "examples" / "declarative"
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -165,43 +162,3 @@ def test_a_batch_begins_where_the_one_before_ends(tmp_path: Path) -> None:
     assert batches.stretches(0) == {"p": [("orders", 0, 3, 4)]}
     assert batches.stretches(1) == {}
     assert batches.stretches(2) == {"p": [("orders", 0, 4, 9), ("orders", 1, -2, 2)]}
-
-
-def test_the_template_of_declarative_pipelines_declares_a_table_a_sink_and_their_flows() -> None:
-    from pyspark.pipelines.graph_element_registry import (
-        GraphElementRegistry,
-        graph_element_registration_context,
-    )
-
-    class Registry(GraphElementRegistry):
-        def __init__(self) -> None:
-            self.outputs: list[Any] = []
-            self.flows: list[Any] = []
-
-        def register_output(self, output: Any) -> None:
-            self.outputs.append(output)
-
-        def register_flow(self, flow: Any) -> None:
-            self.flows.append(flow)
-
-        def register_auto_cdc_flow(self, flow: Any) -> None:
-            raise AssertionError(flow)
-
-        def register_sql(self, sql_text: str, file_path: Path) -> None:
-            raise AssertionError(sql_text)
-
-    spec = yaml.safe_load((DECLARATIVE / "spark-pipeline.yml").read_text())
-    assert spec["libraries"] == [{"glob": {"include": "transformations/**"}}]
-    registry = Registry()
-    file = DECLARATIVE / "transformations" / "alerts.py"
-    with graph_element_registration_context(registry):
-        module = importlib.util.spec_from_file_location("alerts", file)
-        assert module is not None
-        assert module.loader is not None
-        module.loader.exec_module(importlib.util.module_from_spec(module))
-    assert [output.name for output in registry.outputs] == ["orders", "alerts"]
-    assert registry.outputs[1].format == "sparrow"
-    assert {(flow.name, flow.target) for flow in registry.flows} == {
-        ("orders", "orders"),
-        ("large_orders", "alerts"),
-    }

@@ -139,6 +139,30 @@ def test_files_of_another_machine_are_read_through_the_broker_or_from_where_they
         (tmp_path / "elsewhere").rename(given.directory)
 
 
+@pytest.mark.parametrize("lake", ["/no/such/directory", "nowhere://lake"])
+def test_a_lake_that_cannot_be_read_is_named(spark: Any, served: Served, lake: str) -> None:
+    publish(served, 4, 2)
+    with pytest.raises(errors.InvalidArgument, match=f"lake: Spark cannot read {lake}/.*") as caught:
+        sparrow.spark.table(spark, "orders", servers=served.address, lake=lake)
+    assert "executors see" in str(caught.value.hint)
+
+
+def test_the_cause_names_the_file_that_an_executor_cannot_read(
+    spark: Any, served: Served, tmp_path: Path
+) -> None:
+    publish(served, 4, 2)
+    seen = tmp_path / "mounted"
+    seen.symlink_to(served.directory)
+    frame = sparrow.spark.table(spark, "orders", servers=served.address, lake=f"file://{seen}")
+    seen.unlink()
+    with pytest.raises(Exception, match="FAILED_READ_FILE") as caught:
+        frame.count()
+    found = sparrow.spark.cause(caught.value)
+    assert isinstance(found, errors.PreconditionFailed)
+    assert str(seen) in found.message
+    assert "lake" in str(found.hint)
+
+
 def test_files_that_retention_drops_stay_for_those_who_hold_them(spark: Any, served: Served) -> None:
     client = served.client
     client.create_topic("orders", retention_messages=10)

@@ -2,19 +2,20 @@
 
 Each run takes what is there and ends: Spark executes the flows with ``Trigger.AvailableNow``, which the
 source supports. Its position is in the flow's checkpoint and, by ``subscription``, in the broker, where the
-lag is seen between the runs. The sink publishes each batch once.
+lag is seen between the runs; the last batch of a run counts until the next. The sink publishes each batch
+once.
 """
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-SERVERS = "127.0.0.1:9092"
+spark = SparkSession.active()
+SERVERS = spark.conf.get("sparrow.servers")
 SCHEMA = "id STRING, country STRING, amount DOUBLE"
 
 
 def read(subscription: str) -> DataFrame:
     """The orders as they come, their JSON as columns."""
-    spark = SparkSession.active()
     rows = (
         spark.readStream.format("sparrow")
         .option("servers", SERVERS)

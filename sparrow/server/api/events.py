@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparrow.server.api import letters, publishing, receiving, stream, subscriptions, topics
+from sparrow.server.api import letters, publishing, receiving, schemas, stream, subscriptions, topics
 from sparrow.server.api.family import Api
 
 
 def routes(api: Api) -> list[Any]:
     """All handlers of the family."""
-    parts = (topics, publishing, subscriptions, receiving, stream, letters)
+    parts = (topics, schemas, publishing, subscriptions, receiving, stream, letters)
     return [route for part in parts for route in part.routes(api)]

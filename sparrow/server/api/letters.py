@@ -11,7 +11,7 @@ from sparrow.kernel.deadletter import PREFIX
 from sparrow.kernel.replay import ReplayJob, ReplayPlan
 from sparrow.model.access import Action
 from sparrow.model.deadletter import DeadLetter
-from sparrow.model.errors import InvalidArgument, PreconditionFailed, ReplayNotFound
+from sparrow.model.errors import InvalidArgument, ReplayNotFound
 from sparrow.model.message import to_us
 from sparrow.server.api.envelope import describe
 from sparrow.server.api.family import Answer, Api, Req, answer, body, query, timestamp
@@ -52,7 +52,7 @@ class LetterList(msgspec.Struct):
 
 class Replay(msgspec.Struct, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
     """Which dead letters to deliver again: those moved from one time to before another, or by id, reason or
-    filter. Whatever is given must hold."""
+    filter. Whatever is given must hold. They go to their own subscription or to the destination."""
 
     start: Moment | None = None
     end: Moment | None = None
@@ -85,6 +85,7 @@ class ReplayView(msgspec.Struct, kw_only=True):
     error: str = ""
     started_at: str | None = None
     updated_at: str | None = None
+    destination_subscription_id: str
 
 
 class ReplayList(msgspec.Struct):
@@ -129,6 +130,10 @@ def routes(api: Api) -> list[Any]:
         opt=described(
             "Deliver dead letters again, under their ids",
             tag=TAG,
+            description="With `destination_subscription_id` another subscription gets them and nobody else:"
+            " each is stored again in its topic, with the attributes `replay_for`, `replay_from` and"
+            " `replay_round`. The destination must read that topic, its filter must let the messages pass,"
+            " and the caller must be allowed to subscribe to what it reads.",
             body=Replay,
             is_body_optional=True,
             body_example={"from": "2026-01-01T00:00:00Z", "to": "2026-02-01T00:00:00Z"},
@@ -140,15 +145,16 @@ def routes(api: Api) -> list[Any]:
         wanted = await body(request, Replay, is_optional=True)
         async with api.audited(request, "dead_letters.replay", subscription):
             handle = await held(api, request, subscription)
-            if wanted.destination_subscription_id not in (None, subscription):
-                raise PreconditionFailed(
-                    "dead letters go back to the subscription that could not deliver them",
-                    hint="Subscribe to its dead-letter topic to read them elsewhere.",
-                )
+            destination = wanted.destination_subscription_id
+            if destination is not None:
+                await held(api, request, destination)
             job = await handle.dead_letters.replay(
-                rate_per_s=wanted.rate_per_s, dry_run=wanted.dry_run, **wanted.to_selection()
+                rate_per_s=wanted.rate_per_s,
+                dry_run=wanted.dry_run,
+                destination=destination,
+                **wanted.to_selection(),
             )
-        return answer(_replay(job), 202)
+        return answer(_replay(job, subscription, destination), 202)
 
     @get(
         f"{ONE}/dlq/replays",
@@ -156,7 +162,8 @@ def routes(api: Api) -> list[Any]:
     )
     async def list_replays(request: Req, subscription: str) -> Answer:
         handle = await held(api, request, subscription, Action.READ)
-        return answer(ReplayList([_replay(job) for job in await handle.dead_letters.replays()]))
+        jobs = await handle.dead_letters.replays()
+        return answer(ReplayList([_replay(job, subscription) for job in jobs]))
 
     @get(
         f"{ONE}/dlq/replays/{{replay:str}}",
@@ -166,7 +173,7 @@ def routes(api: Api) -> list[Any]:
         handle = await held(api, request, subscription, Action.READ)
         for job in await handle.dead_letters.replays():
             if job.replay_id == replay:
-                return answer(_replay(job))
+                return answer(_replay(job, subscription))
         raise ReplayNotFound(f"{subscription!r} has no replay {replay!r}")
 
     @delete(
@@ -178,7 +185,7 @@ def routes(api: Api) -> list[Any]:
         async with api.audited(request, "dead_letters.abort", subscription):
             handle = await held(api, request, subscription)
             job = await handle.dead_letters.abort(replay)
-        return answer(_replay(job))
+        return answer(_replay(job, subscription))
 
     @post(
         f"{ONE}/dlq/purge",
@@ -232,9 +239,13 @@ def _as_it_was(letter: DeadLetter) -> dict[str, Any]:
     return kept | {"attributes": own}
 
 
-def _replay(job: ReplayJob | ReplayPlan) -> ReplayView:
+def _replay(job: ReplayJob | ReplayPlan, subscription: str, destination: str | None = None) -> ReplayView:
     if isinstance(job, ReplayPlan):
-        return ReplayView(message_count=job.total, status="dry_run")
+        return ReplayView(
+            message_count=job.total,
+            status="dry_run",
+            destination_subscription_id=destination or subscription,
+        )
     return ReplayView(
         replay_id=job.replay_id,
         message_count=job.total,
@@ -244,4 +255,5 @@ def _replay(job: ReplayJob | ReplayPlan) -> ReplayView:
         error=job.error,
         started_at=timestamp(job.started_at_us),
         updated_at=timestamp(job.updated_at_us or None),
+        destination_subscription_id=job.destination or subscription,
     )

@@ -1,7 +1,7 @@
 """Transformations that come with Sparrow, by name: ``builtin: statistics`` in a declaration.
 
 Each takes the views of the sources and the declaration's ``options``, and returns a DataFrame. Jobs that are
-no streams (archive, compact, merge) are commands of their own.
+no streams (archive, compact, merge) are commands of their own; compact and merge can be scheduled (jobs.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sparrow.model.pipeline import Pipeline, Sink
 from sparrow.spark.options import Where
 from sparrow.spark.origins import open_broker
 from sparrow.spark.pipelines.batches import Batches
-from sparrow.spark.pipelines.plan import REPLAY_FOR, Poisons, make_letters, may_refuse, stretch_loader
+from sparrow.spark.pipelines.plan import REPLAYED, Poisons, make_letters, may_refuse, stretch_loader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -158,7 +158,7 @@ def _letter_attributes(ids: dict[str, int]) -> Column:
     ours = F.map_filter(F.create_map(*flat), lambda _, value: value.isNotNull())
     own = F.map_filter(
         F.coalesce("attributes", F.expr(_NO_ATTRIBUTES)),
-        lambda name, _: ~name.startswith("dlq_") & ~name.isin(REPLAY_FOR, "replay_round"),
+        lambda name, _: ~name.startswith("dlq_") & ~name.isin(*REPLAYED),
     )
     return F.map_concat(own, ours)
 

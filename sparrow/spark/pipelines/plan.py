@@ -33,6 +33,8 @@ LETTER = "__letter"
 _MESSAGE = "__message"
 _KEPT = ("topic", "partition", "offset", "publish_time", "key", "data", "attributes", "original_id")
 REPLAY_FOR = "replay_for"
+REPLAYED = (REPLAY_FOR, "replay_from", "replay_round")
+"""Attributes of a message that the broker stored again."""
 _TEXT_MAX = 300
 
 Place = tuple[str, int, int]

@@ -5,8 +5,8 @@ their data, key, attributes and event time. Each says in the attribute ``replay_
 as ``topic/partition/offset``, so that consumers recognise it. As any pipeline it publishes once however often
 it is interrupted, shows what remains as its lag, and takes at most ``max_offsets_per_trigger`` a trigger.
 
-Dead letters are another matter: the broker replays those by itself, under their own ids and to the one
-subscription that failed (`sparrow dlq replay`).
+Dead letters are another matter: the broker replays those by itself, under their own ids and to one
+subscription, as a rule that which failed (`sparrow dlq replay`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import msgspec
 from sparrow.client.blocking import BlockingBroker, BlockingClient
 from sparrow.kernel.compaction import Rules
 from sparrow.model.errors import NotADataDirectory, SegmentsChanged
+from sparrow.model.rewrite import SEGMENT_BYTES as SEGMENT_BYTES
 from sparrow.model.rewrite import RewriteKind, RewritePlan, Swap
 from sparrow.model.segment import SegmentFile
 from sparrow.store.rewriting import JOB, Rewrite, Written, discard_drafts
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
-SEGMENT_BYTES = 128 * 1024 * 1024
-"""Small enough for a task, large enough for a scan."""
 _DRAFTS_A_CORE = 2
 
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparrow.spark.options import Where
+    from sparrow.spark.pipelines.jobs import JobWorker
     from sparrow.spark.pipelines.worker import Worker
+
+    AnyWorker = Worker | JobWorker
 
 LOOK_S = 0.5
 AWAY_S = 120.0
@@ -63,13 +66,15 @@ class Runner:
         self._only = only
         """By hand: this pipeline, whether it is to run or not."""
         self._is_once = is_once
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, AnyWorker] = {}
         self._spark: SparkSession | None = None
         self._client: BlockingClient | None = None
         self._stopping = threading.Event()
         self._has_finished = False
         self._turn = threading.Lock()
         """Pipelines start one after the other."""
+        self._job_turn = threading.Lock()
+        """One job at a time."""
         self.on_look: Any = None
         """Called with the progress of all pipelines at every look."""
 
@@ -137,6 +142,7 @@ class Runner:
         """Makes what runs be what is wanted, and tells the broker."""
         assert self._client is not None
         reports = {report.pipeline.name: report for report in self._client.pipelines()}
+        over: set[str] = set()
         for name, worker in list(self._workers.items()):
             report = reports.get(name)
             if report is None or not self._is_wanted(report) or self._is_other(worker, report):
@@ -145,11 +151,12 @@ class Runner:
                 self._tell([worker])
                 del self._workers[name]
                 self._has_finished = self._has_finished or worker.is_finished
+                over |= {name} if worker.is_finished else set()
                 if worker.is_finished or report is None or not self._is_wanted(report):
                     self._client.release_pipeline(name, self.name)
         for name, report in reports.items():
             room = len(self._workers) < self._settings.pipelines_max
-            if name not in self._workers and self._is_wanted(report) and room:
+            if name not in self._workers and name not in over and self._is_wanted(report) and room:
                 self._take_up(name)
         lost = self._tell(list(self._workers.values()))
         for name in lost:
@@ -160,21 +167,37 @@ class Runner:
     def _is_wanted(self, report: PipelineReport) -> bool:
         if self._only is not None:
             return report.pipeline.name == self._only and not self._has_finished
-        return report.is_wanted and report.runner in ("", self.name)
+        is_mine = report.runner in ("", self.name)
+        return report.is_wanted and is_mine and (report.is_due or report.pipeline.name in self._workers)
 
-    def _is_other(self, worker: Worker, report: PipelineReport) -> bool:
+    def _is_other(self, worker: AnyWorker, report: PipelineReport) -> bool:
         return worker.run != report.run or worker.pipeline != report.pipeline
 
     def _take_up(self, name: str) -> None:
-        from sparrow.spark.pipelines.worker import Worker
-
         assert self._client is not None
         assert self._spark is not None
         try:
             report = self._client.hold_pipeline(name, self.name)
         except PipelineHeld:
             return
-        worker = Worker(
+        if self._only is None and not report.is_due:  # It was a moment ago.
+            self._client.release_pipeline(name, self.name)
+            return
+        self._workers[name] = worker = self._worker(report)
+        worker.start()
+
+    def _worker(self, report: PipelineReport) -> AnyWorker:
+        from sparrow.spark.pipelines.jobs import JobWorker
+        from sparrow.spark.pipelines.worker import Worker
+
+        assert self._client is not None
+        assert self._spark is not None
+        if report.pipeline.is_job:
+            is_by_hand = self._only is not None
+            return JobWorker(
+                self._spark, report, self.name, self._client, self._job_turn, if_due=not is_by_hand
+            )
+        return Worker(
             self._spark,
             report,
             self.name,
@@ -185,10 +208,8 @@ class Runner:
             self._turn,
             is_once=self._is_once,
         )
-        self._workers[name] = worker
-        worker.start()
 
-    def _tell(self, workers: Sequence[Worker]) -> list[str]:
+    def _tell(self, workers: Sequence[AnyWorker]) -> list[str]:
         assert self._client is not None
         lines = [line for worker in workers for line in worker.take_lines()]
         for name, level, text in lines:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sparrow.model import schema
 from sparrow.model.errors import (
     CatalogDamaged,
     DataDirectoryLocked,
@@ -61,6 +62,8 @@ class CatalogView(NamedTuple):
     cursors: list[CursorCheckpoint]
     producers: list[Producer]
     producer_states: list[ProducerState]
+    schemas: dict[str, bytes]
+    """By the id of their topic."""
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -157,6 +160,7 @@ def _view(catalog: Catalog) -> CatalogView:
         catalog.cursors(),
         catalog.producers(),
         catalog.producer_states(),
+        catalog.documents(schema.DOCUMENTS),
     )
 
 

@@ -11,9 +11,12 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from sparrow.kernel.pattern import parse_pattern
 from sparrow.model.errors import InvalidArgument, TopicNotFound
 from sparrow.model.message import StreamId
+from sparrow.model.schema import TopicSchema
 from sparrow.model.segment import (
     Extent,
     Measured,
@@ -52,6 +55,7 @@ class OfflineLog:
         view = access.read_catalog(root)
         self._topics = {topic.name: topic for topic in view.topics}
         self._names = {topic.id: topic.name for topic in view.topics}
+        self._schemas = view.schemas
         self._hot = HotWindow()
         for row in view.streams:
             self._hot.open(row.stream, row.start_offset, row.sealed_end_offset)
@@ -115,6 +119,11 @@ class OfflineLog:
             segment.first_time_us,
             segment.last_time_us,
         )
+
+    def topic_schema(self, topic: str) -> TopicSchema | None:
+        """What the payloads of a topic are."""
+        raw = self._schemas.get(str(self._topic(topic).id))
+        return None if raw is None else msgspec.json.decode(raw, type=TopicSchema)
 
     def measure(self, topic: str, stretches: Sequence[Stretch], max_bytes: int) -> list[Measured]:
         """For each stretch: up to which offset ``max_bytes`` reach, and how many bytes that are."""

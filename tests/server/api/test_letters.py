@@ -81,10 +81,59 @@ async def test_a_selection_takes_only_what_it_says(served: Served) -> None:
     assert len(await letters(served)) == 3
 
 
-async def test_a_replay_elsewhere_is_refused_with_what_to_do_instead(served: Served) -> None:
-    answer = await served.http.post(f"{URL}/replay", json={"destination_subscription_id": "other"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "FAILED_PRECONDITION")
-    assert "dead-letter topic" in answer.json()["error"]["hint"]
+async def test_a_replay_to_another_subscription_delivers_there(served: Served) -> None:
+    audit = await served.broker.subscribe("audit", "orders")
+    asked = {"ids": ["1-0-0", "1-0-2"], "destination_subscription_id": "audit", "rate_per_s": 1000}
+    planned = (await served.http.post(f"{URL}/replay", json={**asked, "dry_run": True})).json()
+    assert (planned["message_count"], planned["status"]) == (2, "dry_run")
+    assert planned["destination_subscription_id"] == "audit"
+    answer = await served.http.post(f"{URL}/replay", json=asked)
+    assert answer.status_code == 202
+    job = answer.json()
+    assert (job["message_count"], job["destination_subscription_id"]) == (2, "audit")
+    found: list[Any] = []
+    async with asyncio.timeout(LIMIT_S):
+        while len(found) < 2:
+            found += await audit.pull(2, timeout_s=1)
+    assert [(m.id, m.attempt, m.attributes["replay_from"]) for m in found] == [
+        ("1-0-0", 1, "billing"),
+        ("1-0-2", 1, "billing"),
+    ]
+    assert [each["message"]["message_id"] for each in await letters(served)] == ["1-0-1"]
+    shown = (await served.http.get(f"{URL}/replays/{job['replay_id']}")).json()
+    assert shown["destination_subscription_id"] == "audit"
+
+
+async def test_a_destination_that_cannot_get_the_letters_is_refused(served: Served) -> None:
+    async def refused(destination: str) -> tuple[int, str, str]:
+        asked = {"destination_subscription_id": destination}
+        answer = await served.http.post(f"{URL}/replay", json=asked)
+        error = answer.json()["error"]
+        return answer.status_code, error["code"], error["hint"]
+
+    await served.broker.create_topic("stock")
+    await served.broker.subscribe("store", "stock")
+    assert (await refused("nobody"))[:2] == (404, "SUBSCRIPTION_NOT_FOUND")
+    status, code, hint = await refused("store")
+    assert (status, code) == (409, "FAILED_PRECONDITION")
+    assert "reads 'orders'" in hint
+    assert len(await letters(served)) == 3
+    assert (await served.http.get(f"{URL}/replays")).json() == {"replays": []}
+
+
+async def test_a_destination_needs_the_same_right_as_the_source(served: Served) -> None:
+    await served.broker.create_topic("stock")
+    await served.broker.subscribe("audit", "orders")
+    await served.broker.subscribe("everything", "#")
+    await served.broker.create_token("root", role="admin")
+    token = (await served.broker.create_token("mine", scopes=["subscribe:orders"])).text
+    for destination, status in (("everything", 403), ("audit", 202)):
+        answer = await served.http.post(
+            f"{URL}/replay",
+            json={"destination_subscription_id": destination, "dry_run": True},
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        assert answer.status_code == status, answer.text
 
 
 async def test_letters_are_given_up_for_good(served: Served) -> None:

@@ -47,3 +47,18 @@ async def test_a_wrong_declaration_is_refused_by_its_key(served: Served) -> None
     assert (error["code"], error["details"]["key"]) == ("INVALID_PIPELINE", "mode")
     other = await served.http.put("/v1/pipelines/large", json={**DECLARED, "name": "small"})
     assert other.json()["error"]["details"]["key"] == "name"
+
+
+async def test_a_job_is_operated_over_http(served: Served) -> None:
+    http = served.http
+    made = await http.put(
+        "/v1/pipelines/tidy", json={"source": "state.#", "builtin": "compact", "every": "1h"}
+    )
+    assert (made.status_code, made.json()["state"], made.json()["is_due"]) == (200, "waiting", True)
+    await served.broker.pipeline_desk.pass_over()
+    shown = (await http.get("/v1/pipelines/tidy")).json()
+    assert (shown["state"], shown["turns"]["outcome"], shown["turns"]["count"]) == ("scheduled", "idle", 1)
+    assert shown["turns"]["next_at_us"] - shown["turns"]["ended_at_us"] == 3_600_000_000
+    assert (await http.post("/v1/pipelines/tidy/seek", json={"position": "latest"})).status_code == 409
+    assert (await http.post("/v1/pipelines/tidy/stop")).json()["state"] == "stopped"
+    assert (await http.delete("/v1/pipelines/tidy")).status_code == 204
