@@ -207,12 +207,18 @@ def test_errors_are_the_same_and_come_to_the_caller(broker: BlockingBroker) -> N
         broker.subscribe("s", "t", filter="(")
 
 
+def loops() -> set[threading.Thread]:
+    """The threads of event loops; other tests of this process may have left theirs running."""
+    return {thread for thread in threading.enumerate() if thread.name == "sparrow-loop"}
+
+
 def test_opening_a_directory_twice_is_refused_and_leaves_no_thread(
     broker: BlockingBroker, tmp_path: Path
 ) -> None:
+    before = loops()
     with pytest.raises(errors.DataDirectoryLocked):
         sparrow.open(tmp_path / "data")
-    assert [thread.name for thread in threading.enumerate()].count("sparrow-loop") == 1
+    assert loops() == before
 
 
 # The end.
@@ -229,8 +235,9 @@ def test_closed_broker_refuses_and_may_be_closed_again(tmp_path: Path) -> None:
 
 
 def test_closing_leaves_no_thread_of_the_loop(tmp_path: Path) -> None:
+    before = loops()
     sparrow.open(tmp_path, settings=SMALL).close()
-    assert "sparrow-loop" not in {thread.name for thread in threading.enumerate()}
+    assert loops() == before
 
 
 def test_thread_that_waits_in_a_pull_is_told_when_the_broker_closes(tmp_path: Path) -> None:

@@ -394,6 +394,7 @@ async def test_blocking_client_has_the_same_verbs(tmp_path: Path) -> None:
 
 
 def _walk(url: str) -> None:
+    before = _loops()
     with sparrow.connect(url, client="test") as broker:
         broker.create_topic("t", partitions=2)
         subscription = broker.subscribe("s", "t", dead_letter_topic="dead")
@@ -420,7 +421,12 @@ def _walk(url: str) -> None:
         member.leave()
         with pytest.raises(errors.TopicNotFound):
             broker.topic("nowhere")
-    assert "sparrow-loop" not in {thread.name for thread in threading.enumerate()}
+    assert _loops() == before
+
+
+def _loops() -> set[threading.Thread]:
+    """The threads of event loops; other tests of this process may have left theirs running."""
+    return {thread for thread in threading.enumerate() if thread.name == "sparrow-loop"}
 
 
 async def test_threads_share_a_client(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ async def test_the_settings_are_shown_without_their_secrets(tmp_path: Path) -> N
 
 async def test_the_support_bundle_holds_what_is_needed_and_no_message(served: Any) -> None:
     await served.broker.subscribe("billing", "orders")
-    secret = {"data": b"payload-4711", "key": "key-4711", "attributes": {"a-4711": "b-4711"}}
+    secret = {"data": b"payload-of-yours", "key": "key-of-yours", "attributes": {"a-of-yours": "b-of-yours"}}
     await served.broker.publish("orders", secret["data"], key=secret["key"], attributes=secret["attributes"])
     answer = await served.http.get("/api/v1/admin/support-bundle")
     assert answer.status_code == 200
@@ -263,7 +263,7 @@ async def test_the_support_bundle_holds_what_is_needed_and_no_message(served: An
     assert wanted | {"subscriptions.json", "groups.json", "connections.json", "about.json"} <= names
     for name in archive.namelist():
         content = archive.read(name)
-        assert b"4711" not in content, name
+        assert b"of-yours" not in content, name
         if name.endswith(".json"):
             json.loads(content)
 
