@@ -43,7 +43,7 @@ bench: setup
 
 # All of Spark, also what takes minutes: exactly once under kills, the sample pipelines, compaction.
 test-spark: setup
-	$(BIN)/python -m pytest -q tests/spark
+	$(BIN)/python -m pytest -q tests/spark tests/test_docs.py
 
 soak: setup
 	$(BIN)/python -m pytest -q -m soak -s

@@ -22,6 +22,8 @@ import pytest
 import sparrow
 
 ROOT = Path(__file__).resolve().parents[1]
+SPARK = ("compaction.md", "pipelines.md", "spark.md", "spark-sink.md")
+"""Guides whose examples each start Spark: `make test-spark` runs them."""
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -66,7 +68,11 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spark")
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if blocks(f)], ids=lambda f: str(f.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, marks=[pytest.mark.soak] if f.name in SPARK else []) for f in FILES if blocks(f)],
+    ids=lambda f: str(f.relative_to(ROOT)),
+)
 def test_every_example_of_the_file_runs(
     file: Path,
     tmp_path: Path,

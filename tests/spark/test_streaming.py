@@ -113,6 +113,7 @@ def test_a_checkpoint_is_gone_on_from_and_limits_cut_batches(query: Query, serve
     assert query.rows() == everything(client)
 
 
+@pytest.mark.soak
 def test_bytes_limit_a_batch(query: Query, served: Served) -> None:
     client = served.client
     client.create_topic("orders", partitions=2)
@@ -124,6 +125,7 @@ def test_bytes_limit_a_batch(query: Query, served: Served) -> None:
     assert query.rows() == everything(client)
 
 
+@pytest.mark.soak
 def test_a_batch_waits_for_enough_messages_or_long_enough(query: Query, served: Served) -> None:
     client = served.client
     client.create_topic("orders")
@@ -144,6 +146,7 @@ def test_a_batch_waits_for_enough_messages_or_long_enough(query: Query, served: 
         running.stop()
 
 
+@pytest.mark.soak
 def test_new_topics_and_partitions_appear_in_a_running_stream(query: Query, served: Served) -> None:
     client = served.client
     client.create_topic("orders.us")

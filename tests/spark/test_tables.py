@@ -63,6 +63,7 @@ def test_a_table_is_files_and_tail_stitched_and_stays_as_it_was_planned(spark: A
     assert later.where("offset < 3").count() == 6
 
 
+@pytest.mark.soak
 def test_offsets_and_times_prune_files_and_tail(spark: Any, served: Served) -> None:
     first, second, _ = publish(served, 40, 30, 20)
 

@@ -123,6 +123,7 @@ def test_avro_becomes_columns_and_poison_stands_beside_its_neighbours(spark: Any
     assert frame.where("__malformed is not null").count() == 7
 
 
+@pytest.mark.soak
 def test_protobuf_becomes_columns_also_of_a_stream(spark: Any, served: Served, tmp_path: Path) -> None:
     order = order_class()
     whole = order(id=1, country="de", status=1, total=2**64 - 1, labels={"x": 1, "y": 9}, seen=[b"\xff"])
@@ -177,6 +178,7 @@ def test_a_schema_whose_names_clash_or_without_data_is_refused(spark: Any, serve
         )
 
 
+@pytest.mark.soak
 def test_a_json_schema_gives_the_same_columns_as_its_ddl(spark: Any, served: Served) -> None:
     publish(served, {"good": b'{"id": 1, "at": "2026-11-15T12:00:00Z", "tags": ["a"]}', "bad": b"no json"})
     schema = parse_schema(
@@ -220,6 +222,7 @@ def test_a_topic_that_has_a_schema_is_typed_by_itself(spark: Any, served: Served
     assert sorted(row["id"] for row in stopped.collect()) == [0, 1, 2, 3]
 
 
+@pytest.mark.soak
 def test_times_do_not_depend_on_the_time_zone_of_the_session(spark: Any) -> None:
     times = {
         "type": "record",
