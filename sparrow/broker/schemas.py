@@ -9,7 +9,8 @@ import msgspec
 
 from sparrow.broker.topics import Topics
 from sparrow.kernel.schema import parse_schema
-from sparrow.model.schema import DOCUMENTS, SchemaNotFound, TopicSchema
+from sparrow.model.errors import SchemaNotFound
+from sparrow.model.schema import DOCUMENTS, TopicSchema
 from sparrow.model.topic import Topic
 from sparrow.store.ports import Store
 

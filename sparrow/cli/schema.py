@@ -10,8 +10,8 @@ import typer
 
 from sparrow.cli.output import confirm, print_done, print_json, reflow
 from sparrow.cli.target import Data, Json, Url, Yes, opened
-from sparrow.model.errors import InvalidArgument
-from sparrow.model.schema import SchemaNotFound, SchemaType, TopicSchema
+from sparrow.model.errors import InvalidArgument, SchemaNotFound
+from sparrow.model.schema import SchemaType, TopicSchema
 
 app = typer.Typer(no_args_is_help=True)
 

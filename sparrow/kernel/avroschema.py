@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sparrow.model.schema import COLUMNS_MAX, InvalidSchema
+from sparrow.model.errors import InvalidSchema
+from sparrow.model.schema import COLUMNS_MAX
 
 Convert = Callable[[Any], Any] | None
 """None where a value stays as it is."""

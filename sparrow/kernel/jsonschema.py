@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparrow.model.schema import COLUMNS_MAX, InvalidSchema
+from sparrow.model.errors import InvalidSchema
+from sparrow.model.schema import COLUMNS_MAX
 
 _PLAIN = {
     "string": pa.string(),

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from sparrow.kernel.avroschema import SECOND_US, check_us
-from sparrow.model.schema import COLUMNS_MAX, InvalidSchema
+from sparrow.model.errors import InvalidSchema
+from sparrow.model.schema import COLUMNS_MAX
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from sparrow.model.schema import DEFINITION_BYTES_MAX, RESERVED, InvalidSchema, SchemaType, TopicSchema
+from sparrow.model.errors import InvalidSchema
+from sparrow.model.schema import DEFINITION_BYTES_MAX, RESERVED, SchemaType, TopicSchema
 
 
 def parse_schema(type: object, definition: object, message: object = "") -> TopicSchema:

@@ -10,36 +10,9 @@ A class is looked up by its code when an error arrives over a wire, so both ends
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-
-class SparrowError(Exception):
-    """Root of everything Sparrow raises on purpose."""
-
-    code: ClassVar[str] = "SPARROW_ERROR"
-    status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
-    default_hint: ClassVar[str] = "See the broker's log for the cause."
-
-    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint or self.default_hint
-        self.details = details
-
-    def __str__(self) -> str:
-        return f"{self.message} [{self.code}] {self.hint}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The form that travels over HTTP, TCP and in ``--json`` output."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "hint": self.hint,
-            "details": self.details,
-            "retryable": self.retryable,
-        }
-
+from sparrow.model.refusal import SparrowError as SparrowError
+from sparrow.model.refusal import from_dict as from_dict
+from sparrow.model.refusal import registry as registry
 
 # Requests that are wrong in themselves.
 
@@ -92,6 +65,13 @@ class InvalidPipeline(InvalidArgument):
 
     code = "INVALID_PIPELINE"
     default_hint = "Correct the key named here; docs/guides/pipelines.md shows them all."
+
+
+class InvalidSchema(InvalidArgument):
+    """The schema of a topic is wrong; the message begins with the place."""
+
+    code = "INVALID_SCHEMA"
+    default_hint = "Correct the place named here; docs/guides/spark.md shows schemas."
 
 
 class EndpointRefused(InvalidArgument):
@@ -193,6 +173,13 @@ class PipelineNotFound(NotFound):
 
     code = "PIPELINE_NOT_FOUND"
     default_hint = "Apply its declaration; `sparrow pipeline list` shows those that exist."
+
+
+class SchemaNotFound(NotFound):
+    """The topic has no schema."""
+
+    code = "SCHEMA_NOT_FOUND"
+    default_hint = "Give it one; `sparrow topic schema set` does."
 
 
 class TokenNotFound(NotFound):
@@ -577,22 +564,3 @@ class ConnectionLost(SparrowError):
     status = 503
     retryable = True
     default_hint = "Whether the request was carried out is not known; ask again when the broker is back."
-
-
-def registry() -> dict[str, type[SparrowError]]:
-    """Every error class by its code."""
-    found: dict[str, type[SparrowError]] = {}
-    waiting: list[type[SparrowError]] = [SparrowError]
-    while waiting:
-        error = waiting.pop()
-        assert error.code not in found, f"two errors share the code {error.code}"
-        found[error.code] = error
-        waiting.extend(error.__subclasses__())
-    return found
-
-
-def from_dict(fields: dict[str, Any]) -> SparrowError:
-    """The typed error that ``to_dict`` described; an unknown code becomes a SparrowError."""
-    kind = registry().get(str(fields.get("code")), SparrowError)
-    details = fields.get("details") or {}
-    return kind(str(fields.get("message", "")), hint=fields.get("hint"), **details)

@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 
-from sparrow.model.errors import InvalidArgument, NotFound
-
 DOCUMENTS = "schema"
 """The kind under which the catalog keeps schemas, by the id of their topic."""
 DEFINITION_BYTES_MAX = 512 * 1024
@@ -20,20 +18,6 @@ COLUMNS_MAX = 4096
 """Fields of a schema with those of its records inside, each as often as it is used."""
 RESERVED = "__"
 """How the message's own columns begin beside typed ones."""
-
-
-class InvalidSchema(InvalidArgument):
-    """The schema of a topic is wrong; the message begins with the place."""
-
-    code = "INVALID_SCHEMA"
-    default_hint = "Correct the place named here; docs/guides/spark.md shows schemas."
-
-
-class SchemaNotFound(NotFound):
-    """The topic has no schema."""
-
-    code = "SCHEMA_NOT_FOUND"
-    default_hint = "Give it one; `sparrow topic schema set` does."
 
 
 class SchemaType(enum.Enum):

@@ -18,7 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from sparrow.kernel.schema import columns_of, parse_schema
-from sparrow.model.schema import InvalidSchema, SchemaType, TopicSchema
+from sparrow.model.errors import InvalidSchema
+from sparrow.model.schema import SchemaType, TopicSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

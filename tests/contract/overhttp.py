@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from sparrow.model.consumer import Consumer
-from sparrow.model.errors import from_dict
+from sparrow.model.errors import SchemaNotFound, from_dict
 from sparrow.model.message import parse_message_id, to_us
-from sparrow.model.schema import SchemaNotFound, TopicSchema
+from sparrow.model.schema import TopicSchema
 
 _POLICY = {"dead_letter_topic": "dead_letter_topic_id"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import sparrow
-from sparrow.model.errors import InvalidArgument, TopicNotFound
-from sparrow.model.schema import InvalidSchema, SchemaNotFound, SchemaType
+from sparrow.model.errors import InvalidArgument, InvalidSchema, SchemaNotFound, TopicNotFound
+from sparrow.model.schema import SchemaType
 from sparrow.model.settings import Settings
 from sparrow.store.offline.log import OfflineLog
 from tests.spark.descriptors import ORDER, files

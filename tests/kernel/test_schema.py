@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from sparrow.kernel.schema import columns_of, parse_schema
-from sparrow.model.schema import COLUMNS_MAX, InvalidSchema
+from sparrow.model.errors import InvalidSchema
+from sparrow.model.schema import COLUMNS_MAX
 from tests.spark.descriptors import ORDER, files
 
 

@@ -14,7 +14,7 @@ import pytest
 import sparrow.spark
 from sparrow.kernel.schema import parse_schema
 from sparrow.model import errors
-from sparrow.model.schema import InvalidSchema
+from sparrow.model.errors import InvalidSchema
 from tests.spark.conftest import Served
 from tests.spark.descriptors import ORDER, files, order_class
 

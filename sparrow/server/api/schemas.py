@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from sparrow.model.access import Action
-from sparrow.model.schema import SchemaNotFound, SchemaType, TopicSchema
+from sparrow.model.errors import SchemaNotFound
+from sparrow.model.schema import SchemaType, TopicSchema
 from sparrow.server.api.family import Answer, Api, Req, answer, body, no_content
 from sparrow.server.api.operation import described
 from sparrow.server.api.routing import delete, get, put
